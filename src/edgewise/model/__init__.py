@@ -1,0 +1,1 @@
+"""The eSCN-MD network: parameters and their order. It calls ops only and never names what implements them."""

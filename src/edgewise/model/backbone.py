@@ -1,0 +1,297 @@
+"""The eSCN-MD backbone: from structures and edges to node features (MODEL.md sections 5 to 8).
+
+Written once for every execution mode: the work on edges goes through the `Ops` record that the model was built with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from edgewise.model.config import ModelConfig
+from edgewise.model.experts import (
+    DatasetEmbedding,
+    SO2Convolution,
+    charge_spin_embedding,
+    routing_coefficients,
+    routing_network,
+)
+from edgewise.model.layers import NORMS, GridFeedForward, RadialMLP, SpectralFeedForward, radial_width
+from edgewise.neighbors import EdgeList
+from edgewise.ops import EdgeGeometry, EdgeSegment, Ops, SO2Weights
+from edgewise.so3 import grid_matrices
+from edgewise.systems import SystemBatch
+
+DEGREE_RESCALE = 5.0
+"""The edge-degree embedding is divided by this fixed number (MODEL.md section 7)."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of both SO(2) maps of one block, for one mixture of experts."""
+
+    conv_1: SO2Weights
+    conv_2: SO2Weights
+
+
+ModelWeights = tuple[LayerWeights, ...]
+"""The SO(2) weights of all blocks for one mixture of experts."""
+
+
+@dataclass(frozen=True)
+class EdgeInputs:
+    """What every block reads of the edges.
+
+    Attributes:
+        edge_index: [2, n_edges].
+        geometry: Radial basis and rotations.
+        source: [n_atoms, edge_channels], embedding of each atom as a source.
+        target: [n_atoms, edge_channels], embedding of each atom as a target.
+        segments: Runs of edges that share SO(2) weights.
+    """
+
+    edge_index: Tensor
+    geometry: EdgeGeometry
+    source: Tensor
+    target: Tensor
+    segments: tuple[EdgeSegment, ...]
+
+    def chunks(self, size: int | None) -> list[EdgeInputs]:
+        """Cut the edges into runs of at most `size`."""
+        n_edges = self.edge_index.shape[1]
+        if size is None or n_edges <= size:
+            return [self]
+        return [self._between(start, min(start + size, n_edges)) for start in range(0, n_edges, size)]
+
+    def _between(self, start: int, stop: int) -> EdgeInputs:
+        segments = tuple(
+            EdgeSegment(max(item.start, start) - start, min(item.stop, stop) - start, item.weights)
+            for item in self.segments
+            if item.start < stop and item.stop > start
+        )
+        return EdgeInputs(
+            self.edge_index[:, start:stop], self.geometry.chunk(start, stop), self.source, self.target, segments
+        )
+
+
+class EdgeDegreeEmbedding(nn.Module):
+    """First node features: radial functions of each neighbour times its spherical harmonics (MODEL.md section 7)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        """Make the embedding."""
+        super().__init__()
+        self.rad_func = RadialMLP(config, (config.lmax + 1) * config.channels)
+        self.config, self.ops = config, ops
+
+    def forward(self, edges: EdgeInputs, n_atoms: int) -> Tensor:
+        """Return [n_atoms, n_coefficients, channels]."""
+        radial = self.rad_func(edges.geometry.gaussians, edges.source, edges.target, edges.edge_index)
+        # The rows m = 0 of a rotation are the spherical harmonics of the edge's direction.
+        summed = self.ops.rotate_scatter(
+            [radial], edges.edge_index, edges.geometry.envelope_rotations, n_atoms, self.config.channels
+        )
+        return summed / DEGREE_RESCALE
+
+
+class EdgeWise(nn.Module):
+    """Messages: rotate in, convolve, activate, convolve, rotate back (MODEL.md section 8, steps 2 to 6)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        """Make the layer."""
+        super().__init__()
+        hidden = config.hidden_channels
+        extra = config.lmax * hidden if config.activation == "gate" else hidden
+        self.so2_conv_1 = SO2Convolution(config, 2 * config.channels, hidden, extra_scalars=extra)
+        self.so2_conv_1.rad_func = RadialMLP(config, radial_width(config))
+        self.so2_conv_2 = SO2Convolution(config, hidden, config.channels)
+        self.config, self.ops = config, ops
+        if config.activation == "s2":
+            matrices = grid_matrices(config.lmax, config.mmax, config.grid_resolution, on_edges=True)
+            self.register_buffer("to_grid", matrices[0], persistent=False)
+            self.register_buffer("from_grid", matrices[1], persistent=False)
+
+    def forward(self, x: Tensor, edges: EdgeInputs, weights: Sequence[LayerWeights]) -> Tensor:
+        """Return the summed messages [n_atoms, n_coefficients, channels]."""
+        config, ops, geometry = self.config, self.ops, edges.geometry
+        radial = self.so2_conv_1.rad_func(geometry.gaussians, edges.source, edges.target, edges.edge_index)
+        blocks = ops.gather_rotate(x, edges.edge_index, geometry.rotations, radial, config.lmax)
+        blocks = ops.so2_linear(blocks, [item.conv_1 for item in weights], edges.segments)
+        if config.activation == "gate":
+            blocks = ops.gate(blocks, config.lmax, config.hidden_channels)
+        else:
+            grids = self.to_grid.to(x.dtype), self.from_grid.to(x.dtype)
+            blocks = ops.grid_activation(blocks, *grids, config.hidden_channels)
+        blocks = ops.so2_linear(blocks, [item.conv_2 for item in weights], edges.segments)
+        return ops.rotate_scatter(
+            blocks, edges.edge_index, geometry.envelope_rotations, x.shape[0], config.channels
+        )
+
+
+class Block(nn.Module):
+    """One block: norm, messages, norm, feed-forward (MODEL.md section 8)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        """Make the block."""
+        super().__init__()
+        norm = NORMS[config.norm_type]
+        self.norm_1 = norm(config)
+        self.edge_wise = EdgeWise(config, ops)
+        self.norm_2 = norm(config)
+        self.atom_wise = SpectralFeedForward(config) if config.feed_forward == "spectral" else GridFeedForward(config)
+
+    def forward(
+        self, x: Tensor, at_atoms: Tensor, chunks: Sequence[EdgeInputs], weights: Sequence[LayerWeights]
+    ) -> Tensor:
+        """Update node features.
+
+        Args:
+            x: [n_atoms, n_coefficients, channels].
+            at_atoms: [n_atoms, channels], system embedding of each atom.
+            chunks: The edges, in one or several runs; several are computed again in the backward pass.
+            weights: This block's weights, one per distinct mixture.
+        """
+        h = self.norm_1(x)
+        h = torch.cat([h[:, :1] + at_atoms[:, None], h[:, 1:]], dim=1)
+        for chunk in chunks:
+            if len(chunks) > 1 and torch.is_grad_enabled():
+                x = x + checkpoint(self.edge_wise, h, chunk, weights, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = x + self.edge_wise(h, chunk, weights)
+        return x + self.atom_wise(self.norm_2(x))
+
+
+class Backbone(nn.Module):
+    """Node features of a batch of structures."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        """Make a backbone; parameters keep the names of the checkpoint format."""
+        super().__init__()
+        channels, width = config.channels, config.edge_channels
+        self.config, self.ops = config, ops
+        self.sphere_embedding = nn.Embedding(config.max_elements, channels)
+        self.charge_embedding = charge_spin_embedding(config, "charge")
+        self.spin_embedding = charge_spin_embedding(config, "spin")
+        if config.use_dataset_embedding:
+            self.dataset_embedding = DatasetEmbedding(config)
+        self.mix_csd = nn.Linear((3 if config.use_dataset_embedding else 2) * channels, channels)
+        self.source_embedding = nn.Embedding(config.max_elements, width)
+        self.target_embedding = nn.Embedding(config.max_elements, width)
+        self.edge_degree_embedding = EdgeDegreeEmbedding(config, ops)
+        self.blocks = nn.ModuleList([Block(config, ops) for _ in range(config.n_layers)])
+        self.norm = NORMS[config.norm_type](config)
+        if config.n_experts:
+            self.routing_mlp = routing_network(config)
+            if config.use_composition_embedding:
+                self.composition_embedding = nn.Embedding(config.max_elements, channels)
+
+    def system_embedding(self, batch: SystemBatch) -> Tensor:
+        """Return the embedding of charge, spin and dataset, [n_systems, channels] (MODEL.md section 6)."""
+        parts = [self.charge_embedding(batch.charge), self.spin_embedding(batch.spin)]
+        if self.config.use_dataset_embedding:
+            parts.append(self.dataset_embedding(batch.tasks))
+        return nn.functional.silu(self.mix_csd(torch.cat(parts, dim=1)))
+
+    def mixture_coefficients(self, batch: SystemBatch) -> Tensor | None:
+        """Return the coefficients of the experts, [n_systems, n_experts], or None for a network without experts."""
+        if not self.config.n_experts:
+            return None
+        inputs = self.system_embedding(batch)
+        if self.config.use_composition_embedding:
+            rows = self.composition_embedding(batch.atomic_numbers)
+            summed = rows.new_zeros(batch.n_systems, rows.shape[1]).index_add(0, batch.system_idx, rows)
+            counts = batch.n_atoms + (1 if self.config.composition_counts_extra_zero else 0)
+            inputs = torch.cat([summed / counts[:, None], inputs], dim=1)
+        return routing_coefficients(self.routing_mlp(inputs), self.config.routing_norm)
+
+    def mixed_weights(self, coefficients: Tensor | None) -> ModelWeights:
+        """Return all SO(2) weights for one system's coefficients [n_experts]."""
+        layers: list[LayerWeights] = []
+        for block in self.blocks:
+            edge_wise = block.edge_wise
+            layers.append(LayerWeights(edge_wise.so2_conv_1.mixed(coefficients), edge_wise.so2_conv_2.mixed(coefficients)))
+        return tuple(layers)
+
+    def forward(
+        self,
+        batch: SystemBatch,
+        edges: EdgeList,
+        edge_vec: Tensor,
+        weights: Sequence[ModelWeights],
+        weights_of_system: Sequence[int],
+        *,
+        activation_checkpointing: bool = False,
+        edge_chunk_size: int | None = None,
+    ) -> Tensor:
+        """Compute node features.
+
+        Args:
+            batch: The structures.
+            edges: Their edges.
+            edge_vec: [n_edges, 3], Å, float64; the leaf of every derivative.
+            weights: Distinct sets of SO(2) weights.
+            weights_of_system: Which of them each system uses.
+            activation_checkpointing: Compute the activations of each block again in the backward pass.
+            edge_chunk_size: Work on at most this many edges at a time.
+
+        Returns:
+            [n_atoms, n_coefficients, channels], after the last norm.
+        """
+        config = self.config
+        dtype = self.sphere_embedding.weight.dtype
+        centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edge_vec.device)
+        geometry = self.ops.edge_geometry(edge_vec, config.cutoff, centres, config.lmax, config.mmax, dtype)
+        inputs = EdgeInputs(
+            edge_index=edges.edge_index,
+            geometry=geometry,
+            source=self.source_embedding(batch.atomic_numbers),
+            target=self.target_embedding(batch.atomic_numbers),
+            segments=_segments(edges.edges_per_system, weights_of_system),
+        )
+        chunks = inputs.chunks(edge_chunk_size)
+        n_atoms = batch.atomic_numbers.shape[0]
+        at_atoms = self.system_embedding(batch)[batch.system_idx]
+        scalars = self.sphere_embedding(batch.atomic_numbers) + at_atoms
+        x = nn.functional.pad(scalars[:, None], (0, 0, 0, (config.lmax + 1) ** 2 - 1))
+        for chunk in chunks:
+            x = x + self.edge_degree_embedding(chunk, n_atoms)
+        for number, block in enumerate(self.blocks):
+            layer = [item[number] for item in weights]
+            if activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, at_atoms, chunks, layer, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, at_atoms, chunks, layer)
+            x = self._balance(x, batch)
+        return self.norm(x)
+
+    def _balance(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Set the sums of the balanced channels to total charge and to multiplicity - 1 (MODEL.md section 8.3)."""
+        targets = [
+            (self.config.charge_balanced_channels, batch.charge),
+            (self.config.spin_balanced_channels, batch.spin - 1),
+        ]
+        for channels, target in targets:
+            if channels:
+                low, high = channels[0], channels[-1] + 1
+                values = x[:, 0, low:high]
+                sums = values.new_zeros(batch.n_systems, high - low).index_add(0, batch.system_idx, values)
+                excess = (sums - target[:, None].to(x.dtype)) / batch.n_atoms[:, None]
+                shift = nn.functional.pad(excess[batch.system_idx], (low, x.shape[2] - high))
+                x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
+        return x
+
+
+def _segments(edges_per_system: Sequence[int], weights_of_system: Sequence[int]) -> tuple[EdgeSegment, ...]:
+    """Join neighbouring systems that share weights into runs of edges."""
+    segments: list[EdgeSegment] = []
+    start = 0
+    for n_edges, number in zip(edges_per_system, weights_of_system, strict=True):
+        if segments and segments[-1].weights == number:
+            segments[-1] = EdgeSegment(segments[-1].start, start + n_edges, number)
+        elif n_edges or not segments:
+            segments.append(EdgeSegment(start, start + n_edges, number))
+        start += n_edges
+    return tuple(segments) or (EdgeSegment(0, 0, 0),)

@@ -1,0 +1,200 @@
+"""Layers that act on nodes or on scalars: norms, feed-forward networks and the radial network.
+
+Parameters carry the names of the checkpoint format (MODEL.md section 13.1), so that a state dict fits as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgewise.model.config import ModelConfig
+from edgewise.so3 import block_sizes, degree_index, grid_matrices
+
+NORM_EPSILON = 1e-5
+
+
+class RadialMLP(nn.Module):
+    """Radial network of one user: 3 linear layers with layer norm and SiLU between them (MODEL.md section 5).
+
+    Its first layer reads [gaussians | source embedding | target embedding]; the two embeddings are multiplied per atom
+    and only then gathered, so that the joined input of every edge never exists.
+    """
+
+    def __init__(self, config: ModelConfig, n_out: int) -> None:
+        """Make a network with `n_out` outputs per edge."""
+        super().__init__()
+        width = config.edge_channels
+        self.net = nn.Sequential(
+            nn.Linear(config.n_basis + 2 * width, width),
+            nn.LayerNorm(width, eps=NORM_EPSILON),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.LayerNorm(width, eps=NORM_EPSILON),
+            nn.SiLU(),
+            nn.Linear(width, n_out),
+        )
+        self._splits = [config.n_basis, width, width]
+
+    def forward(self, gaussians: Tensor, source: Tensor, target: Tensor, edge_index: Tensor) -> Tensor:
+        """Evaluate the network.
+
+        Args:
+            gaussians: [n_edges, n_basis].
+            source: [n_atoms, edge_channels], embedding of each atom as a source.
+            target: [n_atoms, edge_channels], embedding of each atom as a target.
+            edge_index: [2, n_edges].
+
+        Returns:
+            [n_edges, n_out].
+        """
+        first = self.net[0]
+        weights = torch.split(first.weight, self._splits, dim=1)
+        at_source = functional.linear(source, weights[1])
+        at_target = functional.linear(target, weights[2], first.bias)
+        hidden = at_source[edge_index[0]] + at_target[edge_index[1]] + functional.linear(gaussians, weights[0])
+        return self.net[1:](hidden)
+
+
+class RMSNormSH(nn.Module):
+    """Norm "rms_norm_sh": one scale for all degrees, each degree weighted equally (MODEL.md section 8.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make a norm for the widths of `config`."""
+        super().__init__()
+        lmax, channels = config.lmax, config.channels
+        self.affine_weight = nn.Parameter(torch.ones(lmax + 1, channels))
+        self.affine_bias = nn.Parameter(torch.zeros(channels))
+        degrees = degree_index(lmax)
+        balance = 1 / ((2 * degrees.to(torch.float64) + 1) * (lmax + 1))
+        self.register_buffer("degrees", degrees, persistent=False)
+        self.register_buffer("balance", balance, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [n_atoms, n_coefficients, channels]."""
+        scalars = x[:, :1] - x[:, :1].mean(-1, keepdim=True)
+        x = torch.cat([scalars, x[:, 1:]], dim=1)
+        variance = torch.einsum("nsc,nsc,s->n", x, x, self.balance.to(x.dtype)) / x.shape[-1]
+        y = x * (variance + NORM_EPSILON).rsqrt()[:, None, None] * self.affine_weight[self.degrees]
+        return _add_to_scalars(y, self.affine_bias)
+
+
+class LayerNormPerDegree(nn.Module):
+    """Norm "layer_norm": every degree on its own scale (MODEL.md section 8.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make a norm for the widths of `config`."""
+        super().__init__()
+        self.lmax = config.lmax
+        self.affine_weight = nn.Parameter(torch.ones(config.lmax + 1, config.channels))
+        self.affine_bias = nn.Parameter(torch.zeros(config.channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [n_atoms, n_coefficients, channels]."""
+        parts: list[Tensor] = []
+        for degree in range(self.lmax + 1):
+            part = x[:, degree**2 : (degree + 1) ** 2]
+            if degree == 0:
+                part = part - part.mean(-1, keepdim=True)
+            variance = part.square().mean((1, 2), keepdim=True)
+            parts.append(part * (variance + NORM_EPSILON).rsqrt() * self.affine_weight[degree])
+        return _add_to_scalars(torch.cat(parts, dim=1), self.affine_bias)
+
+
+class LayerNormSH(nn.Module):
+    """Norm "layer_norm_sh": ordinary layer norm for l = 0, one shared scale for l >= 1 (MODEL.md section 8.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make a norm for the widths of `config`."""
+        super().__init__()
+        lmax, channels = config.lmax, config.channels
+        self.norm_l0 = nn.LayerNorm(channels, eps=NORM_EPSILON)
+        self.affine_weight = nn.Parameter(torch.ones(lmax, channels))
+        degrees = degree_index(lmax)[1:]
+        balance = 1 / ((2 * degrees.to(torch.float64) + 1) * lmax)
+        self.register_buffer("degrees", degrees, persistent=False)
+        self.register_buffer("balance", balance, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [n_atoms, n_coefficients, channels]."""
+        scalars, rest = self.norm_l0(x[:, :1]), x[:, 1:]
+        variance = torch.einsum("nsc,nsc,s->n", rest, rest, self.balance.to(x.dtype)) / x.shape[-1]
+        scale = (variance + NORM_EPSILON).rsqrt()[:, None, None]
+        return torch.cat([scalars, rest * scale * self.affine_weight[self.degrees - 1]], dim=1)
+
+
+NORMS: dict[str, type[nn.Module]] = {
+    "rms_norm_sh": RMSNormSH,
+    "layer_norm": LayerNormPerDegree,
+    "layer_norm_sh": LayerNormSH,
+}
+
+
+class SO3Linear(nn.Module):
+    """A linear map of channels for each degree, with a bias on l = 0 only (MODEL.md section 8.2)."""
+
+    def __init__(self, n_in: int, n_out: int, lmax: int) -> None:
+        """Make a map from `n_in` to `n_out` channels."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(lmax + 1, n_out, n_in) / n_in**0.5)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.register_buffer("degrees", degree_index(lmax), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n_atoms, n_coefficients, n_in] to [n_atoms, n_coefficients, n_out]."""
+        y = torch.bmm(x.transpose(0, 1), self.weight[self.degrees].mT).transpose(0, 1)
+        return _add_to_scalars(y, self.bias)
+
+
+class SpectralFeedForward(nn.Module):
+    """Feed-forward "spectral": two SO3Linear maps with a gate between them (MODEL.md section 8.2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make a network for the widths of `config`."""
+        super().__init__()
+        lmax, hidden = config.lmax, config.hidden_channels
+        self.scalar_mlp = nn.Sequential(nn.Linear(config.channels, lmax * hidden), nn.SiLU())
+        self.so3_linear_1 = SO3Linear(config.channels, hidden, lmax)
+        self.so3_linear_2 = SO3Linear(hidden, config.channels, lmax)
+        self.register_buffer("degrees", degree_index(lmax)[1:] - 1, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [n_atoms, n_coefficients, channels]."""
+        hidden = self.so3_linear_1(x)
+        gates = torch.sigmoid(self.scalar_mlp(x[:, 0])).reshape(x.shape[0], -1, hidden.shape[-1])
+        gated = hidden[:, 1:] * gates[:, self.degrees]
+        return self.so3_linear_2(torch.cat([functional.silu(hidden[:, :1]), gated], dim=1))
+
+
+class GridFeedForward(nn.Module):
+    """Feed-forward "grid": a pointwise network on a grid of the sphere (MODEL.md section 8.2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make a network for the widths of `config`."""
+        super().__init__()
+        channels, hidden = config.channels, config.hidden_channels
+        self.grid_mlp = nn.Sequential(
+            nn.Linear(channels, hidden, bias=False),
+            nn.SiLU(),
+            nn.Linear(hidden, hidden, bias=False),
+            nn.SiLU(),
+            nn.Linear(hidden, channels, bias=False),
+        )
+        to_grid, from_grid = grid_matrices(config.lmax, config.lmax, config.grid_resolution)
+        self.register_buffer("to_grid", to_grid, persistent=False)
+        self.register_buffer("from_grid", from_grid, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform [n_atoms, n_coefficients, channels]."""
+        values = self.grid_mlp(self.to_grid.to(x.dtype) @ x)
+        return self.from_grid.to(x.dtype).T @ values
+
+
+def radial_width(config: ModelConfig) -> int:
+    """Return the number of radial factors of one block: 2 C for each (l, m >= 0) kept on edges."""
+    return 2 * config.channels * sum(block_sizes(config.lmax, config.mmax))
+
+
+def _add_to_scalars(x: Tensor, bias: Tensor) -> Tensor:
+    return torch.cat([x[:, :1] + bias, x[:, 1:]], dim=1)

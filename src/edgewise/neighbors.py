@@ -1,0 +1,153 @@
+"""Directed edges between atoms within the cutoff, sorted by target: built by vesin on the CPU.
+
+This module decides the direction of edges and shifts once (MODEL.md section 3): an edge goes from a source to a
+target, and its vector points from the target to the source image, r_source + shift . cell - r_target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from vesin import NeighborList
+
+from edgewise.errors import InvalidStructureError
+from edgewise.systems import SystemBatch
+
+SMALLEST_DISTANCE = 1e-3
+"""Å. Two atoms (images included) closer than this are an error in the structure."""
+
+CAP_MARGIN = 0.01
+"""Å^2. A capped atom keeps every neighbour up to this much beyond the squared distance of the first dropped one."""
+
+LARGEST_IMAGE_COUNT = 100_000
+"""More periodic images than this within the cutoff mean a cell that is too small to be meant."""
+
+
+@dataclass(frozen=True)
+class EdgeList:
+    """Directed edges of a batch, grouped by system and sorted by target, then source, then shift.
+
+    Attributes:
+        edge_index: [2, n_edges] int64, row 0 source, row 1 target.
+        shifts: [n_edges, 3] int64, lattice translations of the source.
+        edge_vec: [n_edges, 3], Å, float64, from target to source.
+        edges_per_system: Number of edges of each system.
+        n_capped: Number of atoms whose neighbours were cut by the cap.
+    """
+
+    edge_index: Tensor
+    shifts: Tensor
+    edge_vec: Tensor
+    edges_per_system: tuple[int, ...]
+    n_capped: int
+
+    def to(self, device: torch.device | str) -> EdgeList:
+        """Return the list with its tensors on another device."""
+        return replace(
+            self,
+            edge_index=self.edge_index.to(device),
+            shifts=self.shifts.to(device),
+            edge_vec=self.edge_vec.to(device),
+        )
+
+
+def build_edges(batch: SystemBatch, cutoff: float, max_neighbors: int | None = None) -> EdgeList:
+    """Find all edges within the cutoff, self-images included.
+
+    Args:
+        batch: The structures, on the CPU.
+        cutoff: Å, inclusive.
+        max_neighbors: Cap on the neighbours of each atom, not strict: with t the squared distance of the first one
+            past the cap, all with d^2 <= t + 0.01 Å^2 stay. None or a number below 1 keeps all.
+
+    Raises:
+        InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å, or the cell is so small that
+            an atom would see an absurd number of images.
+    """
+    offsets = batch.offsets()
+    indices, shifts, vectors, counts = [], [], [], []
+    n_capped = 0
+    for system in range(batch.n_systems):
+        start, stop = offsets[system], offsets[system + 1]
+        where = "the structure" if batch.n_systems == 1 else f"structure {system}"
+        edges = _system_edges(
+            batch.positions[start:stop].numpy(), batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, where
+        )
+        index, shift, vector, distance = edges
+        _check_distances(index, shift, distance, where)
+        if max_neighbors is not None and max_neighbors > 0:
+            keep, capped = _apply_cap(index[1], distance, max_neighbors, stop - start)
+            index, shift, vector = index[:, keep], shift[keep], vector[keep]
+            n_capped += capped
+        indices.append(index + start)
+        shifts.append(shift)
+        vectors.append(vector)
+        counts.append(index.shape[1])
+    return EdgeList(
+        edge_index=torch.from_numpy(np.concatenate(indices, axis=1) if indices else np.zeros((2, 0), dtype=np.int64)),
+        shifts=torch.from_numpy(np.concatenate(shifts) if shifts else np.zeros((0, 3), dtype=np.int64)),
+        edge_vec=torch.from_numpy(np.concatenate(vectors) if vectors else np.zeros((0, 3))),
+        edges_per_system=tuple(counts),
+        n_capped=n_capped,
+    )
+
+
+def _system_edges(
+    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, where: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return edge index [2, n], shifts [n, 3], vectors [n, 3] and distances [n] of one structure, sorted."""
+    _check_image_count(cell, pbc, cutoff, where)
+    finder = NeighborList(cutoff=cutoff, full_list=True, sorted=False)
+    target, source, shift = finder.compute(
+        points=positions, box=cell if pbc.any() else np.zeros((3, 3)), periodic=pbc, quantities="ijS"
+    )
+    target, source, shift = target.astype(np.int64), source.astype(np.int64), shift.astype(np.int64)
+    order = np.lexsort((shift[:, 2], shift[:, 1], shift[:, 0], source, target))
+    target, source, shift = target[order], source[order], shift[order]
+    vector = positions[source] - positions[target] + shift @ cell
+    return np.stack([source, target]), shift, vector, np.linalg.norm(vector, axis=1)
+
+
+def _check_image_count(cell: np.ndarray, pbc: np.ndarray, cutoff: float, where: str) -> None:
+    if not pbc.any():
+        return
+    plane_spacings = 1 / np.linalg.norm(np.linalg.inv(cell), axis=0)
+    n_images = math.prod(2 * math.ceil(cutoff / spacing) + 1 for spacing in plane_spacings[pbc])
+    if n_images > LARGEST_IMAGE_COUNT:
+        message = (
+            f"cell of {where} is so small that {n_images} images lie within the cutoff of {cutoff} Å "
+            f"(lattice planes {np.round(plane_spacings, 4).tolist()} Å apart); check the cell and its unit (Å)"
+        )
+        raise InvalidStructureError(message)
+
+
+def _check_distances(index: np.ndarray, shift: np.ndarray, distance: np.ndarray, where: str) -> None:
+    if len(distance) == 0 or distance.min() >= SMALLEST_DISTANCE:
+        return
+    edge = int(distance.argmin())
+    source, target = index[:, edge].tolist()
+    image = "" if not shift[edge].any() else f" (image {shift[edge].tolist()})"
+    message = (
+        f"atoms {target} and {source}{image} of {where} are {distance[edge]:.2e} Å apart; "
+        f"distances have to be at least {SMALLEST_DISTANCE} Å: remove one of them or check the cell"
+    )
+    raise InvalidStructureError(message)
+
+
+def _apply_cap(target: np.ndarray, distance: np.ndarray, cap: int, n_atoms: int) -> tuple[np.ndarray, int]:
+    """Return which edges stay under the non-strict cap, and for how many atoms it binds."""
+    keep = np.ones(len(target), dtype=bool)
+    counts = np.bincount(target, minlength=n_atoms)
+    ends = np.cumsum(counts)
+    capped = 0
+    for atom in np.flatnonzero(counts > cap):
+        edges = slice(ends[atom] - counts[atom], ends[atom])
+        squared = distance[edges] ** 2
+        limit = np.partition(squared, cap)[cap] + CAP_MARGIN
+        keep[edges] = squared <= limit
+        capped += int(not keep[edges].all())
+    return keep, capped
