@@ -73,3 +73,7 @@ class MissingExtraError(EdgewiseError, ImportError):
 
 class RunFailedError(EdgewiseError, RuntimeError):
     """A relaxation or a dynamics run stopped before its end; what was written so far is readable."""
+
+
+class EdgewiseWarning(UserWarning):
+    """Something that a user should know about a model or a result that is still given."""

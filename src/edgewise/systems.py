@@ -153,7 +153,7 @@ def charge_and_spin(
     if not charged and not allow_charge_spin and (charge != 0 or spin != 0):
         message = (
             f"{where} has charge {charge} and spin {spin}, but task {task!r} was trained without charge and spin; "
-            f"remove them from atoms.info (or set both to 0), use task 'omol', or pass allow_charge_spin=True"
+            f"remove them from atoms.info (or set both to 0), use task 'omol', or potential.allowing(charge_spin=True)"
         )
         raise ChargeSpinError(message)
     return charge, spin

@@ -53,7 +53,8 @@ class RadialMLP(nn.Module):
         weights = torch.split(first.weight, self._splits, dim=1)
         at_source = functional.linear(source, weights[1])
         at_target = functional.linear(target, weights[2], first.bias)
-        hidden = at_source[edge_index[0]] + at_target[edge_index[1]] + functional.linear(gaussians, weights[0])
+        hidden = at_source.index_select(0, edge_index[0]) + at_target.index_select(0, edge_index[1])
+        hidden = hidden + functional.linear(gaussians, weights[0])
         return self.net[1:](hidden)
 
 

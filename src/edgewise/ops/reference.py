@@ -109,7 +109,8 @@ def gather_rotate(nodes: Tensor, edge_index: Tensor, rotations: Tensor, radial: 
     """
     n_edges, channels = rotations.shape[0], 2 * nodes.shape[2]
     sizes = block_sizes(lmax, _mmax_of(rotations.shape[1], lmax))
-    ends = torch.cat([nodes[edge_index[0]], nodes[edge_index[1]]], dim=-1)
+    # index_select, since the derivative of indexing by brackets is many times slower.
+    ends = torch.cat([nodes.index_select(0, end) for end in edge_index], dim=-1)
     rotated = torch.split(rotations @ ends, [size * (1 if m == 0 else 2) for m, size in enumerate(sizes)], dim=1)
     slabs = torch.split(radial, [size * channels for size in sizes], dim=1)
     blocks: list[Tensor] = []

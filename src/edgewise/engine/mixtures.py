@@ -1,0 +1,86 @@
+"""Expert weights of each system: mixed once, kept, and found again when the same kind of system comes back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import torch
+
+from edgewise.model.backbone import ModelWeights
+from edgewise.model.network import Network
+from edgewise.systems import SystemBatch, reduced_composition
+
+DEFAULT_LIMIT_BYTES = 2 * 1024**3
+"""Memory that kept weights may take; the least recently used go first."""
+
+
+class Mixtures:
+    """The SO(2) weights of systems.
+
+    What a mixture depends on (MODEL.md sections 6 and 14): the composition in lowest terms (the exact counts for the
+    composition rule of UMA-S-1.2), charge, spin and task. Changing any of them never reads a file.
+
+    Attributes:
+        n_mixed: How many times weights were mixed, for tests and `describe()`.
+    """
+
+    def __init__(self, network: Network, *, keep: bool, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        """Make a store.
+
+        Args:
+            network: The network whose experts are mixed.
+            keep: Keep mixed weights for later calls.
+            limit_bytes: Bound on the memory of kept weights; the latest one is kept whatever its size.
+        """
+        self._network = network
+        self._keep = keep
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[Hashable, ModelWeights] = OrderedDict()
+        self.n_mixed = 0
+
+    @property
+    def n_kept(self) -> int:
+        """Number of mixtures in memory."""
+        return len(self._kept)
+
+    def for_batch(self, batch: SystemBatch) -> tuple[list[ModelWeights], list[int]]:
+        """Return the distinct weights of a batch and, for each system, the number of those it uses."""
+        keys = self._keys(batch)
+        distinct = list(dict.fromkeys(keys))
+        found = {key: self._kept[key] for key in distinct if key in self._kept}
+        if len(found) < len(distinct):
+            coefficients = self._network.backbone.mixture_coefficients(batch)
+            for key in distinct:
+                if key not in found:
+                    row = None if coefficients is None else coefficients[keys.index(key)]
+                    found[key] = self._network.backbone.mixed_weights(row)
+                    self.n_mixed += 1
+        if self._keep or not self._network.config.n_experts:
+            self._store(found)
+        return [found[key] for key in distinct], [distinct.index(key) for key in keys]
+
+    def _keys(self, batch: SystemBatch) -> list[Hashable]:
+        config = self._network.config
+        if not config.n_experts:
+            return [()] * batch.n_systems
+        compositions = batch.compositions()
+        if not config.composition_counts_extra_zero:
+            compositions = [reduced_composition(composition) for composition in compositions]
+        rest = zip(batch.charge.tolist(), batch.spin.tolist(), batch.tasks, strict=True)
+        return [(composition, *item) for composition, item in zip(compositions, rest, strict=True)]
+
+    def _store(self, weights: dict[Hashable, ModelWeights]) -> None:
+        for key, value in weights.items():
+            self._kept[key] = value
+            self._kept.move_to_end(key)
+        while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > self._limit_bytes:
+            self._kept.popitem(last=False)
+
+
+def _n_bytes(weights: ModelWeights) -> int:
+    tensors: list[torch.Tensor] = []
+    for layer in weights:
+        for convolution in (layer.conv_1, layer.conv_2):
+            tensors += [*convolution.blocks, convolution.bias]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,227 @@
+"""Runs a network on a batch: energies, forces and stresses in one pass, and Hessians. Tensors in, tensors out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgewise.engine.mixtures import Mixtures
+from edgewise.engine.precision import matmul_precision
+from edgewise.errors import EdgewiseWarning, PropertyUnavailableError
+from edgewise.model.network import Network, NetworkOutput
+from edgewise.model.tasks import TaskScales
+from edgewise.neighbors import EdgeList, build_edges
+from edgewise.settings import InferenceSettings, Precision
+from edgewise.systems import SystemBatch
+
+HESSIAN_ROWS_AT_ONCE = 48
+"""Rows of a vectorised Hessian that are computed together; their memory does not grow with the structure's."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Physical outputs of a batch, on the device.
+
+    Attributes:
+        energy: [n_systems], eV, float64.
+        forces: [n_atoms, 3], eV/Å, float64.
+        stress: [n_systems, 3, 3], eV/Å^3, float64; NaN where a structure has no periodic axis or the model no stress.
+    """
+
+    energy: Tensor
+    forces: Tensor
+    stress: Tensor
+
+
+class Runner:
+    """A network with its settings, ready to run on one device.
+
+    Attributes:
+        network: The network.
+        settings: The settings in force.
+        precision: The precision that runs.
+        mixtures: The expert weights of the systems seen so far.
+        n_capped: Atoms whose neighbours the cap has cut, in the last call.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        scales: Mapping[str, TaskScales],
+        settings: InferenceSettings,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        """Move the network to the device."""
+        self.network = network.to(device)
+        self.settings = settings
+        self.precision: Precision = precision
+        self.device = device
+        self.mixtures = Mixtures(self.network, keep=settings.merge_mole)
+        self.n_capped = 0
+        self._scales = dict(scales)
+
+    def run(self, batch: SystemBatch) -> Outputs:
+        """Compute energies, forces and stresses.
+
+        Args:
+            batch: The structures, on the CPU.
+        """
+        edges = self._edges(batch)
+        # Forces are derivatives: they are needed whatever gradient mode the caller is in.
+        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision):
+            batch, edges = batch.to(self.device), edges.to(self.device)
+            if self.network.is_direct:
+                with torch.no_grad():
+                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec))
+            edge_vec = edges.edge_vec.clone().requires_grad_()
+            output = self._forward(batch, edges, edge_vec)
+            # The sums of node energies are float64 in every precision.
+            node_energy = output.node_energy.to(torch.float64)
+            gradient = _edge_gradient(node_energy, edge_vec, create_graph=False)
+        return self._conservative_outputs(batch, edges, node_energy.detach(), gradient)
+
+    def hessian(self, batch: SystemBatch) -> Tensor:
+        """Compute the second derivatives of one structure's energy, [3 n_atoms, 3 n_atoms], eV/Å^2, float64.
+
+        Raises:
+            PropertyUnavailableError: The model predicts forces directly, so that its energy is not their potential.
+        """
+        if self.network.is_direct:
+            message = "a Hessian needs a conservative model; this checkpoint predicts forces directly"
+            raise PropertyUnavailableError(message)
+        edges = self._edges(batch)
+        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision):
+            batch, edges = batch.to(self.device), edges.to(self.device)
+            edge_vec = edges.edge_vec.clone().requires_grad_()
+            output = self._forward(batch, edges, edge_vec, for_second_derivatives=True)
+            gradient = _edge_gradient(output.node_energy.to(torch.float64), edge_vec, create_graph=True)
+            n_coordinates = 3 * batch.positions.shape[0]
+            at_atoms = _sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0]).flatten()
+            rows = self._hessian_rows(at_atoms, edge_vec, edges.edge_index, n_coordinates)
+        return rows * self._scales[batch.tasks[0]].energy_scale
+
+    def _hessian_rows(self, at_atoms: Tensor, edge_vec: Tensor, edge_index: Tensor, n: int) -> Tensor:
+        """Differentiate -forces [n] with respect to every coordinate."""
+        if not at_atoms.requires_grad:
+            # No edge at all: the energy does not depend on any position.
+            return at_atoms.new_zeros(n, n)
+        hessian = at_atoms.new_zeros(n, n)
+        n_at_once = min(n, HESSIAN_ROWS_AT_ONCE) if self.settings.hessian_vmap else 1
+        for start in range(0, n, n_at_once):
+            rows = torch.arange(start, min(start + n_at_once, n), device=at_atoms.device)
+            if self.settings.hessian_vmap:
+                selected = torch.nn.functional.one_hot(rows, n).to(at_atoms.dtype)
+                (by_edge,) = torch.autograd.grad(
+                    at_atoms, edge_vec, selected, retain_graph=True, is_grads_batched=True
+                )
+            else:
+                (by_edge,) = torch.autograd.grad(at_atoms[start], edge_vec, retain_graph=True)
+                by_edge = by_edge[None]
+            for row, edge_gradient in zip(rows.tolist(), by_edge, strict=True):
+                hessian[row] = _sum_at_atoms(edge_gradient, edge_index, n // 3).flatten().detach()
+        return hessian
+
+    def _edges(self, batch: SystemBatch) -> EdgeList:
+        config = self.network.config
+        edges = build_edges(batch, config.cutoff, config.max_neighbors)
+        if edges.n_capped and not self.n_capped:
+            warnings.warn(
+                f"{edges.n_capped} atoms have more than {config.max_neighbors} neighbours within {config.cutoff} Å; "
+                "the model's neighbour cap leaves out the farthest, so energies jump where neighbours change places",
+                EdgewiseWarning,
+                stacklevel=4,
+            )
+        self.n_capped = edges.n_capped
+        return edges
+
+    def _forward(
+        self, batch: SystemBatch, edges: EdgeList, edge_vec: Tensor, *, for_second_derivatives: bool = False
+    ) -> NetworkOutput:
+        with torch.no_grad():
+            weights, weights_of_system = self.mixtures.for_batch(batch)
+        settings = self.settings
+        return self.network(
+            batch,
+            edges,
+            edge_vec,
+            weights,
+            weights_of_system,
+            # A Hessian differentiates the backward pass, which has to keep its own activations.
+            activation_checkpointing=settings.activation_checkpointing and not for_second_derivatives,
+            edge_chunk_size=None if for_second_derivatives else settings.edge_chunk_size,
+        )
+
+    def _per_system(self, batch: SystemBatch, name: str) -> Tensor:
+        values = [getattr(self._scales[task], name) for task in batch.tasks]
+        return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    def _energy(self, batch: SystemBatch, node_energy: Tensor) -> Tensor:
+        """Sum node energies and add the mean of the normaliser and the element references, float64."""
+        summed = _sum_over_atoms(node_energy.to(torch.float64), batch)
+        if self.network.reduces_energy_by_mean:
+            summed = summed / batch.n_atoms
+        energy = summed * self._per_system(batch, "energy_scale") + self._per_system(batch, "energy_mean")
+        return energy + self._reference_energy(batch)
+
+    def _reference_energy(self, batch: SystemBatch) -> Tensor:
+        energies = torch.zeros(batch.n_systems, dtype=torch.float64, device=self.device)
+        for task in set(batch.tasks):
+            table = self._scales[task].references
+            if table is not None:
+                summed = _sum_over_atoms(table.to(self.device)[batch.atomic_numbers], batch)
+                chosen = torch.tensor([item == task for item in batch.tasks], device=self.device)
+                energies = torch.where(chosen, summed, energies)
+        return energies
+
+    def _conservative_outputs(
+        self, batch: SystemBatch, edges: EdgeList, node_energy: Tensor, gradient: Tensor
+    ) -> Outputs:
+        n_atoms = batch.positions.shape[0]
+        forces = -_sum_at_atoms(gradient, edges.edge_index, n_atoms)
+        forces = forces * self._per_system(batch, "forces_scale")[batch.system_idx, None]
+        # V = sym(sum_e dE/dv_e (x) v_e), MODEL.md section 10; each edge belongs to the system of its target.
+        outer = gradient[:, :, None] * edges.edge_vec[:, None, :]
+        virial = torch.zeros(batch.n_systems, 3, 3, dtype=torch.float64, device=self.device)
+        virial = virial.index_add(0, batch.system_idx[edges.edge_index[1]], outer)
+        volume = torch.linalg.det(batch.cell).abs()
+        scale = self._per_system(batch, "stress_scale") / volume
+        stress = 0.5 * (virial + virial.mT) * scale[:, None, None]
+        return Outputs(self._energy(batch, node_energy), forces, _only_periodic(stress, batch))
+
+    def _direct_outputs(self, batch: SystemBatch, output: NetworkOutput) -> Outputs:
+        assert output.direct_forces is not None
+        scale = self._per_system(batch, "forces_scale")[batch.system_idx, None]
+        forces = output.direct_forces.to(torch.float64) * scale
+        if output.direct_stress is None:
+            stress = torch.full((batch.n_systems, 3, 3), torch.nan, dtype=torch.float64, device=self.device)
+        else:
+            scale = self._per_system(batch, "stress_scale")[:, None, None]
+            stress = _only_periodic(output.direct_stress.to(torch.float64) * scale, batch)
+        return Outputs(self._energy(batch, output.node_energy), forces, stress)
+
+
+def _edge_gradient(node_energy: Tensor, edge_vec: Tensor, *, create_graph: bool) -> Tensor:
+    """Return dE/d(edge_vec), [n_edges, 3] float64; zeros where there is no edge to depend on."""
+    if edge_vec.shape[0] == 0:
+        return torch.zeros_like(edge_vec)
+    (gradient,) = torch.autograd.grad(node_energy.sum(), edge_vec, create_graph=create_graph)
+    return gradient
+
+
+def _sum_at_atoms(edge_gradient: Tensor, edge_index: Tensor, n_atoms: int) -> Tensor:
+    """Return dE/d(positions) [n_atoms, 3]: plus at each edge's source, minus at its target."""
+    zeros = edge_gradient.new_zeros(n_atoms, 3)
+    return zeros.index_add(0, edge_index[0], edge_gradient).index_add(0, edge_index[1], -edge_gradient)
+
+
+def _sum_over_atoms(values: Tensor, batch: SystemBatch) -> Tensor:
+    return values.new_zeros(batch.n_systems).index_add(0, batch.system_idx, values)
+
+
+def _only_periodic(stress: Tensor, batch: SystemBatch) -> Tensor:
+    return torch.where(batch.pbc.any(dim=1)[:, None, None], stress, torch.nan)
