@@ -16,7 +16,7 @@ DEFAULT_LIMIT_BYTES = 2 * 1024**3
 
 
 class Mixtures:
-    """The SO(2) weights of systems.
+    """The weights of systems.
 
     What a mixture depends on (MODEL.md sections 6 and 14): the composition in lowest terms (the exact counts for the
     composition rule of UMA-S-1.2), charge, spin and task. Changing any of them never reads a file.
@@ -83,4 +83,5 @@ def _n_bytes(weights: ModelWeights) -> int:
     for layer in weights:
         for convolution in (layer.conv_1, layer.conv_2):
             tensors += [*convolution.blocks, convolution.bias]
+        tensors += [*layer.radial, *layer.feed_forward]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from edgewise.model.config import ModelConfig
+from edgewise.model.edge_inputs import EdgeInputs, segments_of
 from edgewise.model.experts import (
     DatasetEmbedding,
     SO2Convolution,
@@ -22,7 +23,7 @@ from edgewise.model.experts import (
 )
 from edgewise.model.layers import NORMS, GridFeedForward, RadialMLP, SpectralFeedForward, radial_width
 from edgewise.neighbors import EdgeList
-from edgewise.ops import EdgeGeometry, EdgeSegment, Ops, SO2Weights
+from edgewise.ops import EdgeSegment, Ops, SO2Weights
 from edgewise.so3 import grid_matrices
 from edgewise.systems import SystemBatch
 
@@ -32,50 +33,23 @@ DEGREE_RESCALE = 5.0
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of both SO(2) maps of one block, for one mixture of experts."""
+    """Weights of one block for one mixture of experts; maps without experts have the same in every mixture.
+
+    Attributes:
+        conv_1: First SO(2) map.
+        conv_2: Second SO(2) map.
+        radial: Linear layers of the radial network.
+        feed_forward: Linear layers of the feed-forward network.
+    """
 
     conv_1: SO2Weights
     conv_2: SO2Weights
+    radial: tuple[Tensor, ...]
+    feed_forward: tuple[Tensor, ...]
 
 
 ModelWeights = tuple[LayerWeights, ...]
-"""The SO(2) weights of all blocks for one mixture of experts."""
-
-
-@dataclass(frozen=True)
-class EdgeInputs:
-    """What every block reads of the edges.
-
-    Attributes:
-        edge_index: [2, n_edges].
-        geometry: Radial basis and rotations.
-        source: [n_atoms, edge_channels], embedding of each atom as a source.
-        target: [n_atoms, edge_channels], embedding of each atom as a target.
-        segments: Runs of edges that share SO(2) weights.
-    """
-
-    edge_index: Tensor
-    geometry: EdgeGeometry
-    source: Tensor
-    target: Tensor
-    segments: tuple[EdgeSegment, ...]
-
-    def chunks(self, size: int | None) -> list[EdgeInputs]:
-        """Cut the edges into runs of at most `size`."""
-        n_edges = self.edge_index.shape[1]
-        if size is None or n_edges <= size:
-            return [self]
-        return [self._between(start, min(start + size, n_edges)) for start in range(0, n_edges, size)]
-
-    def _between(self, start: int, stop: int) -> EdgeInputs:
-        segments = tuple(
-            EdgeSegment(max(item.start, start) - start, min(item.stop, stop) - start, item.weights)
-            for item in self.segments
-            if item.start < stop and item.stop > start
-        )
-        return EdgeInputs(
-            self.edge_index[:, start:stop], self.geometry.chunk(start, stop), self.source, self.target, segments
-        )
+"""The weights of all blocks for one mixture of experts."""
 
 
 class EdgeDegreeEmbedding(nn.Module):
@@ -89,7 +63,7 @@ class EdgeDegreeEmbedding(nn.Module):
 
     def forward(self, edges: EdgeInputs, n_atoms: int) -> Tensor:
         """Return [n_atoms, n_coefficients, channels]."""
-        radial = self.rad_func(edges.geometry.gaussians, edges.source, edges.target, edges.edge_index)
+        radial = self.rad_func(edges, [self.rad_func.mixed(None)] * edges.n_mixtures)
         # The rows m = 0 of a rotation are the spherical harmonics of the edge's direction.
         summed = self.ops.rotate_scatter(
             [radial], edges.edge_index, edges.geometry.envelope_rotations, n_atoms, self.config.channels
@@ -100,14 +74,16 @@ class EdgeDegreeEmbedding(nn.Module):
 class EdgeWise(nn.Module):
     """Messages: rotate in, convolve, activate, convolve, rotate back (MODEL.md section 8, steps 2 to 6)."""
 
-    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, n_experts: int) -> None:
         """Make the layer."""
         super().__init__()
         hidden = config.hidden_channels
         extra = config.lmax * hidden if config.activation == "gate" else hidden
-        self.so2_conv_1 = SO2Convolution(config, 2 * config.channels, hidden, extra_scalars=extra)
-        self.so2_conv_1.rad_func = RadialMLP(config, radial_width(config))
-        self.so2_conv_2 = SO2Convolution(config, hidden, config.channels)
+        self.so2_conv_1 = SO2Convolution(config, 2 * config.channels, hidden, n_experts, extra_scalars=extra)
+        self.so2_conv_1.rad_func = RadialMLP(
+            config, radial_width(config), n_experts if config.experts_everywhere else 0
+        )
+        self.so2_conv_2 = SO2Convolution(config, hidden, config.channels, n_experts)
         self.config, self.ops = config, ops
         if config.activation == "s2":
             matrices = grid_matrices(config.lmax, config.mmax, config.grid_resolution, on_edges=True)
@@ -117,7 +93,7 @@ class EdgeWise(nn.Module):
     def forward(self, x: Tensor, edges: EdgeInputs, weights: Sequence[LayerWeights]) -> Tensor:
         """Return the summed messages [n_atoms, n_coefficients, channels]."""
         config, ops, geometry = self.config, self.ops, edges.geometry
-        radial = self.so2_conv_1.rad_func(geometry.gaussians, edges.source, edges.target, edges.edge_index)
+        radial = self.so2_conv_1.rad_func(edges, [item.radial for item in weights])
         blocks = ops.gather_rotate(x, edges.edge_index, geometry.rotations, radial, config.lmax)
         blocks = ops.so2_linear(blocks, [item.conv_1 for item in weights], edges.segments)
         if config.activation == "gate":
@@ -134,17 +110,34 @@ class EdgeWise(nn.Module):
 class Block(nn.Module):
     """One block: norm, messages, norm, feed-forward (MODEL.md section 8)."""
 
-    def __init__(self, config: ModelConfig, ops: Ops) -> None:
-        """Make the block."""
+    def __init__(self, config: ModelConfig, ops: Ops, number: int) -> None:
+        """Make block `number`."""
         super().__init__()
         norm = NORMS[config.norm_type]
+        n_experts = config.experts_of_block(number)
+        feed_forward = SpectralFeedForward if config.feed_forward == "spectral" else GridFeedForward
         self.norm_1 = norm(config)
-        self.edge_wise = EdgeWise(config, ops)
+        self.edge_wise = EdgeWise(config, ops, n_experts)
         self.norm_2 = norm(config)
-        self.atom_wise = SpectralFeedForward(config) if config.feed_forward == "spectral" else GridFeedForward(config)
+        self.atom_wise = feed_forward(config, n_experts if config.experts_everywhere else 0)
+        self.experts_everywhere = config.experts_everywhere
+
+    def mixed(self, coefficients: Tensor | None) -> LayerWeights:
+        """Return the weights of this block for mixture coefficients [n_experts]."""
+        return LayerWeights(
+            conv_1=self.edge_wise.so2_conv_1.mixed(coefficients),
+            conv_2=self.edge_wise.so2_conv_2.mixed(coefficients),
+            radial=self.edge_wise.so2_conv_1.rad_func.mixed(coefficients),
+            feed_forward=self.atom_wise.mixed(coefficients),
+        )
 
     def forward(
-        self, x: Tensor, at_atoms: Tensor, chunks: Sequence[EdgeInputs], weights: Sequence[LayerWeights]
+        self,
+        x: Tensor,
+        at_atoms: Tensor,
+        chunks: Sequence[EdgeInputs],
+        atom_segments: Sequence[EdgeSegment],
+        weights: Sequence[LayerWeights],
     ) -> Tensor:
         """Update node features.
 
@@ -152,6 +145,7 @@ class Block(nn.Module):
             x: [n_atoms, n_coefficients, channels].
             at_atoms: [n_atoms, channels], system embedding of each atom.
             chunks: The edges, in one or several runs; several are computed again in the backward pass.
+            atom_segments: Runs of atoms that share weights.
             weights: This block's weights, one per distinct mixture.
         """
         h = self.norm_1(x)
@@ -161,7 +155,13 @@ class Block(nn.Module):
                 x = x + checkpoint(self.edge_wise, h, chunk, weights, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = x + self.edge_wise(h, chunk, weights)
-        return x + self.atom_wise(self.norm_2(x))
+        h = self.norm_2(x)
+        if not self.experts_everywhere or len(atom_segments) == 1:
+            return x + self.atom_wise(h, weights[atom_segments[0].weights].feed_forward)
+        parts = [
+            self.atom_wise(h[item.start : item.stop], weights[item.weights].feed_forward) for item in atom_segments
+        ]
+        return x + torch.cat(parts)
 
 
 class Backbone(nn.Module):
@@ -181,7 +181,7 @@ class Backbone(nn.Module):
         self.source_embedding = nn.Embedding(config.max_elements, width)
         self.target_embedding = nn.Embedding(config.max_elements, width)
         self.edge_degree_embedding = EdgeDegreeEmbedding(config, ops)
-        self.blocks = nn.ModuleList([Block(config, ops) for _ in range(config.n_layers)])
+        self.blocks = nn.ModuleList([Block(config, ops, number) for number in range(config.n_layers)])
         self.norm = NORMS[config.norm_type](config)
         if config.n_experts:
             self.routing_mlp = routing_network(config)
@@ -208,12 +208,8 @@ class Backbone(nn.Module):
         return routing_coefficients(self.routing_mlp(inputs), self.config.routing_norm)
 
     def mixed_weights(self, coefficients: Tensor | None) -> ModelWeights:
-        """Return all SO(2) weights for one system's coefficients [n_experts]."""
-        layers: list[LayerWeights] = []
-        for block in self.blocks:
-            edge_wise = block.edge_wise
-            layers.append(LayerWeights(edge_wise.so2_conv_1.mixed(coefficients), edge_wise.so2_conv_2.mixed(coefficients)))
-        return tuple(layers)
+        """Return the weights of all blocks for one system's coefficients [n_experts]."""
+        return tuple(block.mixed(coefficients) for block in self.blocks)
 
     def forward(
         self,
@@ -232,7 +228,7 @@ class Backbone(nn.Module):
             batch: The structures.
             edges: Their edges.
             edge_vec: [n_edges, 3], Å, float64; the leaf of every derivative.
-            weights: Distinct sets of SO(2) weights.
+            weights: Distinct sets of weights.
             weights_of_system: Which of them each system uses.
             activation_checkpointing: Compute the activations of each block again in the backward pass.
             edge_chunk_size: Work on at most this many edges at a time.
@@ -249,9 +245,10 @@ class Backbone(nn.Module):
             geometry=geometry,
             source=self.source_embedding(batch.atomic_numbers),
             target=self.target_embedding(batch.atomic_numbers),
-            segments=_segments(edges.edges_per_system, weights_of_system),
+            segments=segments_of(edges.edges_per_system, weights_of_system),
         )
         chunks = inputs.chunks(edge_chunk_size)
+        atom_segments = segments_of(batch.n_atoms.tolist(), weights_of_system)
         n_atoms = batch.atomic_numbers.shape[0]
         at_atoms = self.system_embedding(batch)[batch.system_idx]
         scalars = self.sphere_embedding(batch.atomic_numbers) + at_atoms
@@ -261,9 +258,11 @@ class Backbone(nn.Module):
         for number, block in enumerate(self.blocks):
             layer = [item[number] for item in weights]
             if activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, at_atoms, chunks, layer, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(
+                    block, x, at_atoms, chunks, atom_segments, layer, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x = block(x, at_atoms, chunks, layer)
+                x = block(x, at_atoms, chunks, atom_segments, layer)
             x = self._balance(x, batch)
         return self.norm(x)
 
@@ -282,16 +281,3 @@ class Backbone(nn.Module):
                 shift = nn.functional.pad(excess[batch.system_idx], (low, x.shape[2] - high))
                 x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
         return x
-
-
-def _segments(edges_per_system: Sequence[int], weights_of_system: Sequence[int]) -> tuple[EdgeSegment, ...]:
-    """Join neighbouring systems that share weights into runs of edges."""
-    segments: list[EdgeSegment] = []
-    start = 0
-    for n_edges, number in zip(edges_per_system, weights_of_system, strict=True):
-        if segments and segments[-1].weights == number:
-            segments[-1] = EdgeSegment(segments[-1].start, start + n_edges, number)
-        elif n_edges or not segments:
-            segments.append(EdgeSegment(start, start + n_edges, number))
-        start += n_edges
-    return tuple(segments) or (EdgeSegment(0, 0, 0),)

@@ -56,6 +56,8 @@ class ModelConfig:
         max_neighbors: Cap on the neighbours of an atom; 0 or less is none.
         max_elements: Rows of the element tables, so atomic numbers up to max_elements - 1.
         n_experts: Experts of every SO(2) map (X); 0 for plain maps.
+        expert_layers: Numbers of the blocks that have experts.
+        experts_everywhere: Experts also in the radial and feed-forward networks of these blocks (moe_type "all").
         grid_resolution: Latitudes and longitudes of the grids; None for the smallest.
         norm_type: "rms_norm_sh", "layer_norm" or "layer_norm_sh".
         activation: "gate" or "s2".
@@ -86,6 +88,8 @@ class ModelConfig:
     max_neighbors: int
     max_elements: int
     n_experts: int
+    expert_layers: tuple[int, ...]
+    experts_everywhere: bool
     grid_resolution: int | None
     norm_type: str
     activation: str
@@ -103,6 +107,10 @@ class ModelConfig:
     model_id: str
     heads: tuple[HeadConfig, ...]
     pass_through_heads: bool
+
+    def experts_of_block(self, number: int) -> int:
+        """Return the number of experts in the SO(2) maps of a block; 0 for plain maps."""
+        return self.n_experts if number in self.expert_layers else 0
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -150,6 +158,8 @@ def parse_model_config(model_config: Mapping[str, Any]) -> ModelConfig:
         max_neighbors=int(_get(backbone, "max_neighbors", 300)),
         max_elements=int(_get(backbone, "max_num_elements", 100)),
         n_experts=n_experts,
+        expert_layers=_expert_layers(backbone),
+        experts_everywhere=n_experts > 0 and backbone.get("moe_type") == "all",
         grid_resolution=None if resolution is None else int(resolution),
         norm_type=_choice(backbone, "norm_type", "rms_norm_sh", ("rms_norm_sh", "layer_norm", "layer_norm_sh")),
         activation=_choice(backbone, "act_type", "gate", ("gate", "s2")),
@@ -213,12 +223,14 @@ def _refuse_variants(backbone: Mapping[str, Any], n_experts: int) -> None:
         message = f"distance_function is {basis!r}; supported is gaussian"
         raise UnsupportedModelError(message)
     moe_type = _get(backbone, "moe_type", "so2")
-    if n_experts > 0 and moe_type != "so2":
-        message = f"moe_type is {moe_type!r}; supported is so2"
+    if n_experts > 0 and moe_type not in ("so2", "all"):
+        message = f"moe_type is {moe_type!r}; supported are so2 and all"
         raise UnsupportedModelError(message)
-    if n_experts > 0 and backbone.get("moe_single"):
-        message = "moe_single is true; supported is false"
-        raise UnsupportedModelError(message)
+
+
+def _expert_layers(backbone: Mapping[str, Any]) -> tuple[int, ...]:
+    listed = backbone.get("layers_moe")
+    return tuple(range(int(_get(backbone, "num_layers", 2)))) if listed is None else tuple(int(item) for item in listed)
 
 
 def _balanced_channels(backbone: Mapping[str, Any], key: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgewise.model.config import ModelConfig
 from edgewise.ops import SO2Weights
@@ -45,6 +46,19 @@ class ExpertLinear(nn.Module):
         return (coefficients @ self.weights.flatten(1)).reshape(self.weights.shape[1:])
 
 
+def mixed_layers(network: nn.Sequential, coefficients: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the weights of every linear layer of a network, in order, for mixture coefficients [n_experts]."""
+    return tuple(layer.mixed(coefficients) for layer in network if isinstance(layer, ExpertLinear))
+
+
+def run_layers(network: nn.Sequential, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Run a network with the given weights in its linear layers."""
+    remaining = iter(weights)
+    for layer in network:
+        x = functional.linear(x, next(remaining), layer.bias) if isinstance(layer, ExpertLinear) else layer(x)
+    return x
+
+
 class ComplexLinear(nn.Module):
     """Holder of the weights of order m >= 1, rows [W1 ; W2] of the complex map W1 + i W2 (MODEL.md section 8)."""
 
@@ -62,16 +76,14 @@ class ComplexLinear(nn.Module):
 class SO2Convolution(nn.Module):
     """Holder of the weights of one SO(2) convolution; the product itself is the op `so2_linear`."""
 
-    def __init__(self, config: ModelConfig, n_in: int, n_out: int, *, extra_scalars: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, n_in: int, n_out: int, n_experts: int, *, extra_scalars: int = 0
+    ) -> None:
         """Make the weights for `n_in` to `n_out` channels; block m = 0 begins with `extra_scalars` more outputs."""
         super().__init__()
         sizes = block_sizes(config.lmax, config.mmax)
-        self.fc_m0 = ExpertLinear(
-            sizes[0] * n_in, extra_scalars + sizes[0] * n_out, config.n_experts, bias=True
-        )
-        self.so2_m_conv = nn.ModuleList(
-            [ComplexLinear(size * n_in, size * n_out, config.n_experts) for size in sizes[1:]]
-        )
+        self.fc_m0 = ExpertLinear(sizes[0] * n_in, extra_scalars + sizes[0] * n_out, n_experts, bias=True)
+        self.so2_m_conv = nn.ModuleList([ComplexLinear(size * n_in, size * n_out, n_experts) for size in sizes[1:]])
 
     def mixed(self, coefficients: Tensor | None) -> SO2Weights:
         """Return the weights for mixture coefficients [n_experts]."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from edgewise.errors import UnknownTaskError
+from edgewise.errors import UnsupportedModelError
 from edgewise.model.config import HeadConfig, ModelConfig
-from edgewise.model.experts import ExpertLinear
+from edgewise.model.experts import ExpertLinear, run_layers
 from edgewise.model.layers import SO3Linear
 from edgewise.systems import SystemBatch
 
@@ -39,42 +36,41 @@ class EnergyHead(nn.Module):
         return self.energy_block(x[:, 0])[:, 0]
 
 
-class SharedHead(nn.Module):
-    """One head for all datasets, under the parameter name that its wrapper has in the format."""
+class WrappedHead(nn.Module):
+    """A head that all datasets share, under the parameter name that its wrapper has in the format."""
 
-    def __init__(self, config: ModelConfig, kind: str) -> None:
-        """Make the head."""
+    def __init__(self, head: nn.Module) -> None:
+        """Wrap a head."""
         super().__init__()
-        self.head = EnergyHead(config, kind)
+        self.head = head
 
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
-        """Return node energies [n_atoms]."""
+        """Return what the head returns."""
         return self.head(x, batch)
 
 
-class _ExpertNetwork(nn.Module):
-    """The scalar network with one set of weights per dataset and shared biases."""
+class _ExpertEnergyHead(nn.Module):
+    """Node energies with one set of weights per dataset and shared biases."""
 
-    def __init__(self, config: ModelConfig, n_datasets: int) -> None:
+    def __init__(self, config: ModelConfig, kind: str, n_datasets: int) -> None:
         super().__init__()
         channels, hidden = config.channels, config.hidden_channels
-        self.energy_block = nn.ModuleList(
-            [
+        if kind == "Linear_Energy_Head":
+            self.energy_block: nn.Module = ExpertLinear(channels, 1, n_datasets, bias=True)
+        else:
+            self.energy_block = nn.Sequential(
                 ExpertLinear(channels, hidden, n_datasets, bias=True),
                 nn.SiLU(),
                 ExpertLinear(hidden, hidden, n_datasets, bias=True),
                 nn.SiLU(),
                 ExpertLinear(hidden, 1, n_datasets, bias=True),
-            ]
-        )
+            )
 
     def forward(self, scalars: Tensor, dataset: int) -> Tensor:
-        for layer in self.energy_block:
-            if isinstance(layer, ExpertLinear):
-                scalars = functional.linear(scalars, layer.weights[dataset], layer.bias)
-            else:
-                scalars = layer(scalars)
-        return scalars[:, 0]
+        block = self.energy_block
+        layers = nn.Sequential(block) if isinstance(block, ExpertLinear) else block
+        weights = [layer.weights[dataset] for layer in layers if isinstance(layer, ExpertLinear)]
+        return run_layers(layers, scalars, weights)[:, 0]
 
 
 class PerDatasetHead(nn.Module):
@@ -83,7 +79,7 @@ class PerDatasetHead(nn.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig) -> None:
         """Make the head: as many sets as the mapping has keys, numbered by the sorted values."""
         super().__init__()
-        self.head = _ExpertNetwork(config, len(head.datasets))
+        self.head = _ExpertEnergyHead(config, head.kind, len(head.datasets))
         numbers = {name: number for number, name in enumerate(sorted(set(head.datasets.values())))}
         self.number_of = {name: numbers[value] for name, value in head.datasets.items()}
 
@@ -108,8 +104,9 @@ class ForceHead(nn.Module):
         super().__init__()
         self.linear = SO3Linear(config.channels, 1, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return forces [n_atoms, 3]."""
+    def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Return forces [n_atoms, 3]; `batch` is not read."""
+        del batch
         return self.linear(x[:, :4])[:, 1:4, 0]
 
 
@@ -146,21 +143,20 @@ def _traceless_tensors() -> Tensor:
 
 
 def make_head(config: ModelConfig, head: HeadConfig) -> nn.Module:
-    """Make one head with the parameter names of the format."""
-    if head.wrapper == "per_dataset":
-        return PerDatasetHead(config, head)
-    if head.wrapper == "shared":
-        return SharedHead(config, head.kind)
+    """Make one head with the parameter names of the format.
+
+    Raises:
+        UnsupportedModelError: A direct stress head with weights per dataset.
+    """
     if head.kind == "Linear_Force_Head":
-        return ForceHead(config)
-    if head.kind == "MLP_Stress_Head":
-        return StressHead(config, head.reduce)
-    return EnergyHead(config, head.kind)
-
-
-def check_tasks_known(tasks: Sequence[str], known: Sequence[str]) -> None:
-    """Raise `UnknownTaskError` with the valid names for a task that is not known."""
-    for task in tasks:
-        if task not in known:
-            message = f"task {task!r} is not one of this checkpoint's tasks: {', '.join(known)}"
-            raise UnknownTaskError(message)
+        made: nn.Module = ForceHead(config)
+    elif head.kind == "MLP_Stress_Head":
+        if head.wrapper == "per_dataset":
+            message = f"head {head.name!r} predicts stress with weights per dataset; supported is one head for all"
+            raise UnsupportedModelError(message)
+        made = StressHead(config, head.reduce)
+    elif head.wrapper == "per_dataset":
+        return PerDatasetHead(config, head)
+    else:
+        made = EnergyHead(config, head.kind)
+    return made if head.wrapper is None else WrappedHead(made)

@@ -5,11 +5,15 @@ Parameters carry the names of the checkpoint format (MODEL.md section 13.1), so 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from edgewise.model.config import ModelConfig
+from edgewise.model.edge_inputs import EdgeInputs
+from edgewise.model.experts import ExpertLinear, mixed_layers, run_layers
 from edgewise.so3 import block_sizes, degree_index, grid_matrices
 
 NORM_EPSILON = 1e-5
@@ -22,40 +26,49 @@ class RadialMLP(nn.Module):
     and only then gathered, so that the joined input of every edge never exists.
     """
 
-    def __init__(self, config: ModelConfig, n_out: int) -> None:
+    def __init__(self, config: ModelConfig, n_out: int, n_experts: int = 0) -> None:
         """Make a network with `n_out` outputs per edge."""
         super().__init__()
         width = config.edge_channels
         self.net = nn.Sequential(
-            nn.Linear(config.n_basis + 2 * width, width),
+            ExpertLinear(config.n_basis + 2 * width, width, n_experts, bias=True),
             nn.LayerNorm(width, eps=NORM_EPSILON),
             nn.SiLU(),
-            nn.Linear(width, width),
+            ExpertLinear(width, width, n_experts, bias=True),
             nn.LayerNorm(width, eps=NORM_EPSILON),
             nn.SiLU(),
-            nn.Linear(width, n_out),
+            ExpertLinear(width, n_out, n_experts, bias=True),
         )
         self._splits = [config.n_basis, width, width]
+        self._has_experts = n_experts > 0
 
-    def forward(self, gaussians: Tensor, source: Tensor, target: Tensor, edge_index: Tensor) -> Tensor:
+    def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the weights of the linear layers for mixture coefficients [n_experts]."""
+        return mixed_layers(self.net, coefficients)
+
+    def forward(self, edges: EdgeInputs, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """Evaluate the network.
 
         Args:
-            gaussians: [n_edges, n_basis].
-            source: [n_atoms, edge_channels], embedding of each atom as a source.
-            target: [n_atoms, edge_channels], embedding of each atom as a target.
-            edge_index: [2, n_edges].
+            edges: The edges, with the embeddings of their atoms.
+            weights: Weights of the linear layers, one set per distinct mixture; without experts all are the same.
 
         Returns:
             [n_edges, n_out].
         """
-        first = self.net[0]
-        weights = torch.split(first.weight, self._splits, dim=1)
-        at_source = functional.linear(source, weights[1])
-        at_target = functional.linear(target, weights[2], first.bias)
-        hidden = at_source.index_select(0, edge_index[0]) + at_target.index_select(0, edge_index[1])
-        hidden = hidden + functional.linear(gaussians, weights[0])
-        return self.net[1:](hidden)
+        if not self._has_experts or len(edges.segments) == 1:
+            return self._evaluate(edges, weights[edges.segments[0].weights])
+        parts = [
+            self._evaluate(edges.between(item.start, item.stop), weights[item.weights]) for item in edges.segments
+        ]
+        return torch.cat(parts)
+
+    def _evaluate(self, edges: EdgeInputs, weights: Sequence[Tensor]) -> Tensor:
+        basis, source, target = torch.split(weights[0], self._splits, dim=1)
+        at_source = functional.linear(edges.source, source).index_select(0, edges.edge_index[0])
+        at_target = functional.linear(edges.target, target, self.net[0].bias).index_select(0, edges.edge_index[1])
+        hidden = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
+        return run_layers(self.net[1:], hidden, weights[1:])
 
 
 class RMSNormSH(nn.Module):
@@ -151,19 +164,24 @@ class SO3Linear(nn.Module):
 class SpectralFeedForward(nn.Module):
     """Feed-forward "spectral": two SO3Linear maps with a gate between them (MODEL.md section 8.2)."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Make a network for the widths of `config`."""
+    def __init__(self, config: ModelConfig, n_experts: int = 0) -> None:
+        """Make a network for the widths of `config`; experts can be in the gate only."""
         super().__init__()
         lmax, hidden = config.lmax, config.hidden_channels
-        self.scalar_mlp = nn.Sequential(nn.Linear(config.channels, lmax * hidden), nn.SiLU())
+        self.scalar_mlp = nn.Sequential(ExpertLinear(config.channels, lmax * hidden, n_experts, bias=True), nn.SiLU())
         self.so3_linear_1 = SO3Linear(config.channels, hidden, lmax)
         self.so3_linear_2 = SO3Linear(hidden, config.channels, lmax)
         self.register_buffer("degrees", degree_index(lmax)[1:] - 1, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform [n_atoms, n_coefficients, channels]."""
+    def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the weights of the linear layers for mixture coefficients [n_experts]."""
+        return mixed_layers(self.scalar_mlp, coefficients)
+
+    def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""
         hidden = self.so3_linear_1(x)
-        gates = torch.sigmoid(self.scalar_mlp(x[:, 0])).reshape(x.shape[0], -1, hidden.shape[-1])
+        scalars = run_layers(self.scalar_mlp, x[:, 0], weights)
+        gates = torch.sigmoid(scalars).unflatten(1, (-1, hidden.shape[-1]))
         gated = hidden[:, 1:] * gates[:, self.degrees]
         return self.so3_linear_2(torch.cat([functional.silu(hidden[:, :1]), gated], dim=1))
 
@@ -171,24 +189,28 @@ class SpectralFeedForward(nn.Module):
 class GridFeedForward(nn.Module):
     """Feed-forward "grid": a pointwise network on a grid of the sphere (MODEL.md section 8.2)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, n_experts: int = 0) -> None:
         """Make a network for the widths of `config`."""
         super().__init__()
         channels, hidden = config.channels, config.hidden_channels
         self.grid_mlp = nn.Sequential(
-            nn.Linear(channels, hidden, bias=False),
+            ExpertLinear(channels, hidden, n_experts, bias=False),
             nn.SiLU(),
-            nn.Linear(hidden, hidden, bias=False),
+            ExpertLinear(hidden, hidden, n_experts, bias=False),
             nn.SiLU(),
-            nn.Linear(hidden, channels, bias=False),
+            ExpertLinear(hidden, channels, n_experts, bias=False),
         )
         to_grid, from_grid = grid_matrices(config.lmax, config.lmax, config.grid_resolution)
         self.register_buffer("to_grid", to_grid, persistent=False)
         self.register_buffer("from_grid", from_grid, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform [n_atoms, n_coefficients, channels]."""
-        values = self.grid_mlp(self.to_grid.to(x.dtype) @ x)
+    def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the weights of the linear layers for mixture coefficients [n_experts]."""
+        return mixed_layers(self.grid_mlp, coefficients)
+
+    def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""
+        values = run_layers(self.grid_mlp, self.to_grid.to(x.dtype) @ x, weights)
         return self.from_grid.to(x.dtype).T @ values
 
 

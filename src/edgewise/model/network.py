@@ -91,7 +91,7 @@ class Network(nn.Module):
         assert self.energy_head is not None
         return NetworkOutput(
             node_energy=heads[self.energy_head.name](x, batch),
-            direct_forces=None if self.force_head is None else heads[self.force_head.name](x),
+            direct_forces=None if self.force_head is None else heads[self.force_head.name](x, batch),
             direct_stress=None if self.stress_head is None else heads[self.stress_head.name](x, batch),
         )
 
