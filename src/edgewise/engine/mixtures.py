@@ -81,7 +81,5 @@ class Mixtures:
 def _n_bytes(weights: ModelWeights) -> int:
     tensors: list[torch.Tensor] = []
     for layer in weights:
-        for convolution in (layer.conv_1, layer.conv_2):
-            tensors += [*convolution.blocks, convolution.bias]
-        tensors += [*layer.radial, *layer.feed_forward]
+        tensors += [*layer.message.tensors(), *layer.radial[:-1], *layer.feed_forward]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

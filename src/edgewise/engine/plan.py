@@ -8,7 +8,7 @@ import torch
 
 from edgewise.errors import InvalidSettingsError, ModeUnavailableError
 from edgewise.model.config import ModelConfig
-from edgewise.ops import REFERENCE, Ops
+from edgewise.ops import REFERENCE, WRITTEN_OUT, Ops
 from edgewise.settings import InferenceSettings, Precision
 
 S2_NOTE = (
@@ -54,14 +54,30 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     if precision == "tf32" and device.type != "cuda":
         precision = "float32"
         notes.append(f"TF32 exists on CUDA devices only; float32 runs on {device.type}")
+    ops, operations = _choose_ops(config, device)
     return Plan(
         mode="general",
         mode_reason=reason,
         precision=precision,
-        ops=REFERENCE,
-        operations={item.name: "plain PyTorch (mode general runs nothing else)" for item in fields(Ops)},
+        ops=ops,
+        operations=operations,
         notes=tuple(notes),
     )
+
+
+def _choose_ops(config: ModelConfig, device: torch.device) -> tuple[Ops, dict[str, str]]:
+    """Return the implementations of mode general, and for each operation what runs and why."""
+    operations = {item.name: "plain PyTorch (mode general runs nothing else)" for item in fields(Ops)}
+    if config.activation != "gate":
+        del operations["edge_message"], operations["gate"]
+        return REFERENCE, operations
+    del operations["grid_activation"]
+    if device.type != "cpu":
+        return REFERENCE, operations
+    operations["edge_message"] = "PyTorch with the backward pass written out (faster on CPUs)"
+    for name in ("gather_rotate", "so2_linear", "gate", "radial_factors"):
+        operations[name] = "part of edge_message; plain PyTorch for second derivatives"
+    return WRITTEN_OUT, operations
 
 
 def resolve_device(name: str | torch.device) -> torch.device:

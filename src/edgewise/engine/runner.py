@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from edgewise.errors import EdgewiseWarning, PropertyUnavailableError
 from edgewise.model.network import Network, NetworkOutput
 from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList, build_edges
+from edgewise.ops import REFERENCE, Workspace
 from edgewise.settings import InferenceSettings, Precision
 from edgewise.systems import SystemBatch
 
@@ -63,6 +65,8 @@ class Runner:
         self.device = device
         self.mixtures = Mixtures(self.network, keep=settings.merge_mole)
         self.n_capped = 0
+        self._workspace = Workspace()
+        self._reference_network: Network | None = None
         self._scales = dict(scales)
 
     def run(self, batch: SystemBatch) -> Outputs:
@@ -72,8 +76,7 @@ class Runner:
             batch: The structures, on the CPU.
         """
         edges = self._edges(batch)
-        # Forces are derivatives: they are needed whatever gradient mode the caller is in.
-        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision):
+        with self._call():
             batch, edges = batch.to(self.device), edges.to(self.device)
             if self.network.is_direct:
                 with torch.no_grad():
@@ -95,7 +98,7 @@ class Runner:
             message = "a Hessian needs a conservative model; this checkpoint predicts forces directly"
             raise PropertyUnavailableError(message)
         edges = self._edges(batch)
-        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision):
+        with self._call():
             batch, edges = batch.to(self.device), edges.to(self.device)
             edge_vec = edges.edge_vec.clone().requires_grad_()
             output = self._forward(batch, edges, edge_vec, for_second_derivatives=True)
@@ -126,6 +129,15 @@ class Runner:
                 hessian[row] = _sum_at_atoms(edge_gradient, edge_index, n // 3).flatten().detach()
         return hessian
 
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Set what holds during a call, whatever gradient mode and precision the caller is in."""
+        saving_memory = self.settings.activation_checkpointing or self.settings.edge_chunk_size is not None
+        # A workspace keeps what was computed until the end of the call, which is what saving memory has to avoid.
+        memory = nullcontext() if saving_memory else self._workspace.active()
+        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision), memory:
+            yield
+
     def _edges(self, batch: SystemBatch) -> EdgeList:
         config = self.network.config
         edges = build_edges(batch, config.cutoff, config.max_neighbors)
@@ -145,7 +157,8 @@ class Runner:
         with torch.no_grad():
             weights, weights_of_system = self.mixtures.for_batch(batch)
         settings = self.settings
-        return self.network(
+        network = self._twice_differentiable() if for_second_derivatives else self.network
+        return network(
             batch,
             edges,
             edge_vec,
@@ -155,6 +168,12 @@ class Runner:
             activation_checkpointing=settings.activation_checkpointing and not for_second_derivatives,
             edge_chunk_size=None if for_second_derivatives else settings.edge_chunk_size,
         )
+
+    def _twice_differentiable(self) -> Network:
+        """Return the network on the reference operations, which have derivatives of every order."""
+        if self._reference_network is None:
+            self._reference_network = self.network.with_ops(REFERENCE)
+        return self._reference_network
 
     def _per_system(self, batch: SystemBatch, name: str) -> Tensor:
         values = [getattr(self._scales[task], name) for task in batch.tasks]

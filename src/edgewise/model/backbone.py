@@ -23,7 +23,7 @@ from edgewise.model.experts import (
 )
 from edgewise.model.layers import NORMS, GridFeedForward, RadialMLP, SpectralFeedForward, radial_width
 from edgewise.neighbors import EdgeList
-from edgewise.ops import EdgeSegment, Ops, SO2Weights
+from edgewise.ops import EdgeSegment, MessageShape, MessageWeights, Ops
 from edgewise.so3 import grid_matrices
 from edgewise.systems import SystemBatch
 
@@ -36,14 +36,12 @@ class LayerWeights:
     """Weights of one block for one mixture of experts; maps without experts have the same in every mixture.
 
     Attributes:
-        conv_1: First SO(2) map.
-        conv_2: Second SO(2) map.
-        radial: Linear layers of the radial network.
+        message: SO(2) maps and last radial layer.
+        radial: All linear layers of the radial network.
         feed_forward: Linear layers of the feed-forward network.
     """
 
-    conv_1: SO2Weights
-    conv_2: SO2Weights
+    message: MessageWeights
     radial: tuple[Tensor, ...]
     feed_forward: tuple[Tensor, ...]
 
@@ -63,7 +61,7 @@ class EdgeDegreeEmbedding(nn.Module):
 
     def forward(self, edges: EdgeInputs, n_atoms: int) -> Tensor:
         """Return [n_atoms, n_coefficients, channels]."""
-        radial = self.rad_func(edges, [self.rad_func.mixed(None)] * edges.n_mixtures)
+        radial = self.rad_func(edges)
         # The rows m = 0 of a rotation are the spherical harmonics of the edge's direction.
         summed = self.ops.rotate_scatter(
             [radial], edges.edge_index, edges.geometry.envelope_rotations, n_atoms, self.config.channels
@@ -85,6 +83,7 @@ class EdgeWise(nn.Module):
         )
         self.so2_conv_2 = SO2Convolution(config, hidden, config.channels, n_experts)
         self.config, self.ops = config, ops
+        self.shape = MessageShape(config.lmax, config.mmax, config.channels, hidden)
         if config.activation == "s2":
             matrices = grid_matrices(config.lmax, config.mmax, config.grid_resolution, on_edges=True)
             self.register_buffer("to_grid", matrices[0], persistent=False)
@@ -93,18 +92,18 @@ class EdgeWise(nn.Module):
     def forward(self, x: Tensor, edges: EdgeInputs, weights: Sequence[LayerWeights]) -> Tensor:
         """Return the summed messages [n_atoms, n_coefficients, channels]."""
         config, ops, geometry = self.config, self.ops, edges.geometry
-        radial = self.so2_conv_1.rad_func(edges, [item.radial for item in weights])
-        blocks = ops.gather_rotate(x, edges.edge_index, geometry.rotations, radial, config.lmax)
-        blocks = ops.so2_linear(blocks, [item.conv_1 for item in weights], edges.segments)
+        hidden = self.so2_conv_1.rad_func.hidden(edges, [item.radial for item in weights])
+        maps = [item.message for item in weights]
         if config.activation == "gate":
-            blocks = ops.gate(blocks, config.lmax, config.hidden_channels)
-        else:
-            grids = self.to_grid.to(x.dtype), self.from_grid.to(x.dtype)
-            blocks = ops.grid_activation(blocks, *grids, config.hidden_channels)
-        blocks = ops.so2_linear(blocks, [item.conv_2 for item in weights], edges.segments)
-        return ops.rotate_scatter(
-            blocks, edges.edge_index, geometry.envelope_rotations, x.shape[0], config.channels
-        )
+            rotations = geometry.rotations, geometry.envelope_rotations
+            return ops.edge_message(x, edges.edge_index, *rotations, hidden, maps, edges.segments, self.shape)
+        radial = ops.radial_factors(hidden, maps, edges.segments)
+        blocks = ops.gather_rotate(x, edges.edge_index, geometry.rotations, radial, config.lmax)
+        blocks = ops.so2_linear(blocks, [item.conv_1 for item in maps], edges.segments)
+        grids = self.to_grid.to(x.dtype), self.from_grid.to(x.dtype)
+        blocks = ops.grid_activation(blocks, *grids, config.hidden_channels)
+        blocks = ops.so2_linear(blocks, [item.conv_2 for item in maps], edges.segments)
+        return ops.rotate_scatter(blocks, edges.edge_index, geometry.envelope_rotations, x.shape[0], config.channels)
 
 
 class Block(nn.Module):
@@ -124,10 +123,17 @@ class Block(nn.Module):
 
     def mixed(self, coefficients: Tensor | None) -> LayerWeights:
         """Return the weights of this block for mixture coefficients [n_experts]."""
-        return LayerWeights(
+        radial_network = self.edge_wise.so2_conv_1.rad_func
+        radial = radial_network.mixed(coefficients)
+        message = MessageWeights(
             conv_1=self.edge_wise.so2_conv_1.mixed(coefficients),
             conv_2=self.edge_wise.so2_conv_2.mixed(coefficients),
-            radial=self.edge_wise.so2_conv_1.rad_func.mixed(coefficients),
+            radial=radial[-1],
+            radial_bias=radial_network.last_bias,
+        )
+        return LayerWeights(
+            message=message,
+            radial=radial,
             feed_forward=self.atom_wise.mixed(coefficients),
         )
 

@@ -28,11 +28,6 @@ class EdgeInputs:
     target: Tensor
     segments: tuple[EdgeSegment, ...]
 
-    @property
-    def n_mixtures(self) -> int:
-        """Number of distinct sets of weights that the segments name."""
-        return 1 + max(item.weights for item in self.segments)
-
     def chunks(self, size: int | None) -> list[EdgeInputs]:
         """Cut the edges into runs of at most `size`."""
         n_edges = self.edge_index.shape[1]

@@ -46,29 +46,45 @@ class RadialMLP(nn.Module):
         """Return the weights of the linear layers for mixture coefficients [n_experts]."""
         return mixed_layers(self.net, coefficients)
 
-    def forward(self, edges: EdgeInputs, weights: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Evaluate the network.
+    @property
+    def last_bias(self) -> Tensor:
+        """Bias of the last layer."""
+        return self.net[6].bias
+
+    def forward(self, edges: EdgeInputs) -> Tensor:
+        """Evaluate a network without experts.
+
+        Args:
+            edges: The edges, with the embeddings of their atoms.
+
+        Returns:
+            [n_edges, n_out].
+        """
+        weights = self.mixed(None)
+        hidden = self._hidden(edges, weights)
+        return functional.linear(hidden, weights[-1], self.last_bias)
+
+    def hidden(self, edges: EdgeInputs, weights: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Evaluate all layers but the last.
 
         Args:
             edges: The edges, with the embeddings of their atoms.
             weights: Weights of the linear layers, one set per distinct mixture; without experts all are the same.
 
         Returns:
-            [n_edges, n_out].
+            [n_edges, edge_channels].
         """
         if not self._has_experts or len(edges.segments) == 1:
-            return self._evaluate(edges, weights[edges.segments[0].weights])
-        parts = [
-            self._evaluate(edges.between(item.start, item.stop), weights[item.weights]) for item in edges.segments
-        ]
+            return self._hidden(edges, weights[edges.segments[0].weights])
+        parts = [self._hidden(edges.between(item.start, item.stop), weights[item.weights]) for item in edges.segments]
         return torch.cat(parts)
 
-    def _evaluate(self, edges: EdgeInputs, weights: Sequence[Tensor]) -> Tensor:
+    def _hidden(self, edges: EdgeInputs, weights: Sequence[Tensor]) -> Tensor:
         basis, source, target = torch.split(weights[0], self._splits, dim=1)
         at_source = functional.linear(edges.source, source).index_select(0, edges.edge_index[0])
         at_target = functional.linear(edges.target, target, self.net[0].bias).index_select(0, edges.edge_index[1])
-        hidden = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
-        return run_layers(self.net[1:], hidden, weights[1:])
+        first = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
+        return run_layers(self.net[1:6], first, weights[1:2])
 
 
 class RMSNormSH(nn.Module):

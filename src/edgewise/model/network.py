@@ -56,6 +56,15 @@ class Network(nn.Module):
             message = f"the checkpoint has no energy head among {[head.name for head in config.heads]}"
             raise CheckpointError(message)
 
+    def with_ops(self, ops: Ops) -> Network:
+        """Return the same network, sharing its parameters, on other implementations of the operations."""
+        with torch.device("meta"):
+            other = Network(self.config, ops)
+        other.load_state_dict(self.state_dict(), assign=True)
+        other.requires_grad_(requires_grad=False)
+        parameter = next(self.parameters())
+        return other.to(device=parameter.device, dtype=parameter.dtype).eval()
+
     @property
     def is_direct(self) -> bool:
         """Whether forces come from a head of their own."""

@@ -55,6 +55,54 @@ class SO2Weights:
 
 
 @dataclass(frozen=True)
+class MessageWeights:
+    """Weights of the edge part of one block.
+
+    Attributes:
+        conv_1: First SO(2) map.
+        conv_2: Second SO(2) map.
+        radial: [sum of n_m * 2 * channels, edge_channels], last layer of the radial network.
+        radial_bias: Its bias.
+    """
+
+    conv_1: SO2Weights
+    conv_2: SO2Weights
+    radial: Tensor
+    radial_bias: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor."""
+        convolutions = (self.conv_1, self.conv_2)
+        return (
+            *(tensor for item in convolutions for tensor in (*item.blocks, item.bias)),
+            self.radial,
+            self.radial_bias,
+        )
+
+
+@dataclass(frozen=True)
+class MessageShape:
+    """Sizes of a block's edge part.
+
+    Attributes:
+        lmax: Largest degree.
+        mmax: Largest order on edges.
+        channels: Width of each node coefficient.
+        hidden: Width of each coefficient between the two SO(2) maps.
+    """
+
+    lmax: int
+    mmax: int
+    channels: int
+    hidden: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of degrees of each order m = 0..mmax."""
+        return block_sizes(self.lmax, self.mmax)
+
+
+@dataclass(frozen=True)
 class EdgeSegment:
     """A run of edges start..stop - 1 whose systems share the weights with number `weights`."""
 
@@ -214,6 +262,59 @@ def rotate_scatter(
     messages = back @ features
     nodes = messages.new_zeros(n_atoms, n_coefficients, channels)
     return nodes.index_add(0, edge_index[1], messages)
+
+
+def radial_factors(hidden: Tensor, weights: Sequence[MessageWeights], segments: Sequence[EdgeSegment]) -> Tensor:
+    """Apply the last layer of the radial network.
+
+    Args:
+        hidden: [n_edges, edge_channels].
+        weights: One set per distinct mixture.
+        segments: Runs of edges that share weights.
+
+    Returns:
+        [n_edges, sum of n_m * 2 * channels].
+    """
+    parts = [
+        functional.linear(
+            hidden[item.start : item.stop], weights[item.weights].radial, weights[item.weights].radial_bias
+        )
+        for item in segments
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def edge_message(
+    nodes: Tensor,
+    edge_index: Tensor,
+    rotations: Tensor,
+    envelope_rotations: Tensor,
+    radial_hidden: Tensor,
+    weights: Sequence[MessageWeights],
+    segments: Sequence[EdgeSegment],
+    shape: MessageShape,
+) -> Tensor:
+    """Compute the summed messages of a block with gate activation (MODEL.md section 8, steps 2 to 6).
+
+    Args:
+        nodes: [n_atoms, n_coefficients, channels].
+        edge_index: [2, n_edges], row 0 source, row 1 target.
+        rotations: [n_edges, n_edge_coefficients, n_coefficients].
+        envelope_rotations: The same times the envelope.
+        radial_hidden: [n_edges, edge_channels], input of the radial network's last layer.
+        weights: One set per distinct mixture of experts.
+        segments: Runs of edges that share weights; they cover 0..n_edges in order.
+        shape: Sizes.
+
+    Returns:
+        [n_atoms, n_coefficients, channels].
+    """
+    radial = radial_factors(radial_hidden, weights, segments)
+    blocks = gather_rotate(nodes, edge_index, rotations, radial, shape.lmax)
+    blocks = so2_linear(blocks, [item.conv_1 for item in weights], segments)
+    blocks = gate(blocks, shape.lmax, shape.hidden)
+    blocks = so2_linear(blocks, [item.conv_2 for item in weights], segments)
+    return rotate_scatter(blocks, edge_index, envelope_rotations, nodes.shape[0], shape.channels)
 
 
 def _mmax_of(n_edge_coefficients: int, lmax: int) -> int:
