@@ -188,8 +188,10 @@ class Potential:
         """
         listed = [structures] if _is_atoms(structures) else list(structures)
         tasks = self._tasks_for(len(listed), task)
-        batch = self._checked_batch(listed, tasks)
-        outputs = [self._runner.run(part) for part in _split(batch)]
+        # Tensors made in a caller's inference mode could not be differentiated through.
+        with torch.inference_mode(mode=False):
+            batch = self._checked_batch(listed, tasks)
+            outputs = [self._runner.run(part) for part in _split(batch)]
         results = Results(
             energy=_joined([item.energy for item in outputs], (0,)),
             forces=_joined([item.forces for item in outputs], (0, 3)),
@@ -213,8 +215,9 @@ class Potential:
             PropertyUnavailableError: The model predicts forces directly.
             EdgewiseError: As for `predict`.
         """
-        batch = self._checked_batch([atoms], self._tasks_for(1, task))
-        return self._runner.hessian(batch).cpu().numpy()
+        with torch.inference_mode(mode=False):
+            batch = self._checked_batch([atoms], self._tasks_for(1, task))
+            return self._runner.hessian(batch).cpu().numpy()
 
     def describe(self) -> Description:
         """Say which mode, precision and implementation of each operation run, and why; `print` shows it."""
@@ -370,7 +373,9 @@ def load(
         >>> potential.tasks
         ('emt',)
     """
-    return Potential(read_checkpoint(path_or_name), task=task, device=device, settings=settings)
+    with torch.inference_mode(mode=False):
+        checkpoint = read_checkpoint(path_or_name)
+    return Potential(checkpoint, task=task, device=device, settings=settings)
 
 
 def _is_atoms(value: object) -> bool:

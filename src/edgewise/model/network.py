@@ -123,7 +123,9 @@ def build_network(config: ModelConfig, ops: Ops, weights: Mapping[str, Tensor], 
     expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     given = {name: value for name, value in weights.items() if not name.startswith(IGNORED_PREFIX)}
     _check_names(expected, given)
-    network.load_state_dict(dict(given), assign=True)
+    # Tensors that a caller made in inference mode cannot be parameters; copies can.
+    usable = {name: value.clone() if value.is_inference() else value for name, value in given.items()}
+    network.load_state_dict(usable, assign=True)
     network.requires_grad_(requires_grad=False)
     return network.to(dtype).eval()
 
