@@ -1,0 +1,114 @@
+"""A checkpoint as plain data, and the one function that reads it from wherever it is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from edgewise.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+WRAPPER_PREFIX = "module."
+AVERAGING_COUNTER = "n_averaged"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a checkpoint.
+
+    Attributes:
+        model_config: Sizes and options, in the field's format (MODEL.md section 13.2).
+        tasks_config: Tasks with their normalisers and element references (MODEL.md section 13.3).
+        weights: The averaged weights by parameter name.
+        name: Short name for messages.
+        source: The file that it came from, or None.
+        card: What people should know about the model; for embedded models also the elements that it takes.
+    """
+
+    model_config: Mapping[str, Any]
+    tasks_config: Sequence[Mapping[str, Any]]
+    weights: Mapping[str, Tensor]
+    name: str
+    source: Path | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        path_or_name: A `.pt` of the field, a `.safetensors` written by Edgewise, the name of an embedded model, or the
+            name of a published one, which is downloaded with the user's own cache and token.
+
+    Raises:
+        ModelNotFoundError: No file and no model of this name.
+        ModelAccessError: The published model is gated or out of reach.
+        CheckpointError: The file cannot be used; the message says why.
+    """
+    from edgewise.weights import embedded, hub
+    from edgewise.weights.cache import read_through_cache
+    from edgewise.weights.convert import read_safetensors
+
+    name = str(path_or_name)
+    path = Path(path_or_name).expanduser()
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            return read_safetensors(path)
+        return read_through_cache(path, path.stem)
+    if path.is_dir():
+        message = f"{name} is a folder; give a checkpoint file (.pt or .safetensors)"
+        raise ModelNotFoundError(message)
+    if name in embedded.embedded_names():
+        return embedded.read_embedded(name)
+    if name in hub.published_names():
+        return read_through_cache(hub.download(name), name)
+    known = [*embedded.embedded_names(), *hub.published_names()]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    message = f"there is no file and no model {name!r}; {hint}models: {', '.join(known)}; or give the path of a checkpoint"
+    raise ModelNotFoundError(message)
+
+
+def checkpoint_from_fields(fields: Mapping[str, Any], name: str, source: Path) -> Checkpoint:
+    """Turn the fields of a `.pt` checkpoint into a `Checkpoint`.
+
+    Raises:
+        CheckpointError: A field is missing or of the wrong kind.
+        UnsupportedModelError: The file is of another architecture.
+    """
+    for key, kind in (("model_config", dict), ("tasks_config", list), ("ema_state_dict", dict)):
+        value = fields.get(key)
+        if isinstance(value, tuple) and kind is list:
+            value = list(value)
+        if not isinstance(value, kind) or not value:
+            message = f"{source.name} has no usable {key}; a checkpoint for inference needs one"
+            raise CheckpointError(message)
+    weights = {}
+    for key, value in fields["ema_state_dict"].items():
+        if key == AVERAGING_COUNTER:
+            continue
+        if not isinstance(value, Tensor):
+            message = f"{source.name} holds a {type(value).__name__} as parameter {key}, not a tensor"
+            raise CheckpointError(message)
+        weights[_without_wrappers(str(key))] = value
+    if not weights:
+        message = f"{source.name} has no averaged weights (ema_state_dict holds no tensors)"
+        raise CheckpointError(message)
+    if "backbone" not in fields["model_config"]:
+        target = fields["model_config"].get("_target_", "unnamed")
+        message = f"{source.name} is of the architecture {target}; only eSCN-MD models (UMA, eSEN) are supported"
+        raise UnsupportedModelError(message)
+    return Checkpoint(fields["model_config"], list(fields["tasks_config"]), weights, name, source)
+
+
+def _without_wrappers(key: str) -> str:
+    while key.startswith(WRAPPER_PREFIX):
+        key = key.removeprefix(WRAPPER_PREFIX)
+    return key
