@@ -1,0 +1,1 @@
+"""The command line, and the work behind it as plain functions that take ASE atoms and any ASE calculator."""

@@ -1,0 +1,55 @@
+"""Runs the examples of README.md and of every page: what a reader copies has to work.
+
+Fences ```python and lines of fences ```bash that begin with `edgewise ` are run, in the order of the page, in one namespace
+and one empty folder a page. Fences ```py (examples that need a download or a GPU) are compiled only; ```sh is for reading.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```(python|py|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = (sys.executable, "-c", "from edgewise.cli.app import main; main()")
+
+
+def fences(page: Path) -> list[tuple[str, str, int]]:
+    """Return language, text and first line number of every fence that is checked."""
+    text = page.read_text(encoding="utf-8")
+    return [(found[1], found[2], text.count("\n", 0, found.start(2))) for found in FENCE.finditer(text)]
+
+
+WITH_EXAMPLES = [page for page in PAGES if fences(page)]
+
+
+def run_commands(text: str) -> None:
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["edgewise"]:
+            done = subprocess.run([*COMMAND, *words[1:]], capture_output=True, text=True, check=False, timeout=300)
+            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for language, text, line in fences(page):
+        if language == "bash":
+            run_commands(text)
+            continue
+        # Empty lines in front make the line numbers of errors those of the page.
+        code = compile("\n" * line + text, str(page), "exec")
+        if language == "python":
+            exec(code, namespace)
+
+
+def test_pages_have_examples() -> None:
+    assert len(WITH_EXAMPLES) >= 8
