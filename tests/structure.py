@@ -152,7 +152,8 @@ def layering_violations(modules: list[Module], package: str) -> list[str]:
 
 def _wrong_direction(module: Module, item: Import, package: str) -> str:
     if item.target == package:
-        return "the front of the package hides which module is meant" if item.names != ("__version__",) else ""
+        # The last layer may use what users use; for all others the front hides which module is meant.
+        return "" if module.layer == LAYERS[-1][0] else "name the module that is meant"
     layer = item.target.split(".")[1]
     if layer not in RANKS:
         return "it is in no layer"

@@ -6,6 +6,7 @@ and one empty folder a page. Fences ```py (examples that need a download or a GP
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(python|py|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = (sys.executable, "-c", "from edgewise.cli.app import main; main()")
+# Tests run side by side, one for each core.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def fences(page: Path) -> list[tuple[str, str, int]]:
@@ -33,7 +36,9 @@ def run_commands(text: str) -> None:
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["edgewise"]:
-            done = subprocess.run([*COMMAND, *words[1:]], capture_output=True, text=True, check=False, timeout=300)
+            done = subprocess.run(
+                [*COMMAND, *words[1:]], env=ONE_THREAD, capture_output=True, text=True, check=False, timeout=300
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 

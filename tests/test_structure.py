@@ -140,7 +140,7 @@ TOY = {
     "adapters/_shared.py": "",
     "adapters/torchsim.py": "from toy.model import layers",
     "cli/__init__.py": "",
-    "cli/app.py": "def main():\n    from toy.adapters.ase import Calculator",
+    "cli/app.py": "def main():\n    import toy\n    from toy.adapters.ase import Calculator",
 }
 """A package that keeps the layering, in every form that an import can take."""
 
@@ -155,7 +155,7 @@ WRONG = {
     "relative from a package": ("model/__init__.py", "from ..adapters import ase"),
     "ops and structures": ("ops/gate.py", "from toy.systems import Batch"),
     "adapters": ("adapters/ase.py", "from toy.adapters import torchsim"),
-    "front": ("cli/app.py", "from toy import load"),
+    "front": ("adapters/ase.py", "from toy import load"),
     "new module": ("helpers.py", "import math"),
     "front that loads": ("__init__.py", "from toy.errors import Error"),
 }

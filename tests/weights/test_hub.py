@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 import edgewise
-from edgewise.errors import ModelAccessError
-from edgewise.weights import hub
+from edgewise.errors import ModelAccessError, ModelNotFoundError
+from edgewise.weights import hub, read_checkpoint
 from tests.cases import GOLDEN
 
 
@@ -36,6 +36,7 @@ def response(status: int) -> httpx2.Response:
         (errors.OfflineModeIsEnabled("offline"), ["HF_HUB_OFFLINE"]),
         (errors.HfHubHTTPError("server error", response=response(500)), ["server error", "check the connection"]),
         (ConnectionError("no route to host"), ["no route to host"]),
+        (httpx2.ReadTimeout("timed out"), ["timed out", "finished parts are kept"]),
     ],
 )
 def test_failures_say_what_to_do_in_three_lines(
@@ -61,8 +62,15 @@ def test_a_download_goes_through_the_users_cache(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     potential = edgewise.load("uma-s-1p1")
     assert potential.name == "uma-s-1p1"
-    assert asked == [(("facebook/UMA", "uma-s-1p1.pt"), {"subfolder": "checkpoints"})]
+    assert asked == [(("facebook/UMA", "uma-s-1p1.pt"), {"subfolder": "checkpoints", "revision": None})]
     assert len(list(tmp_path.glob("uma-s-1p1-*.safetensors"))) == 1
+
+
+def test_a_revision_is_passed_on_and_its_lack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = errors.RevisionNotFoundError("no such revision", response=response(404))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", raising(missing))
+    with pytest.raises(ModelNotFoundError, match="revision v9"):
+        read_checkpoint("uma-s-1p1", revision="v9")
 
 
 def test_every_published_name_has_a_file() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from edgewise.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from edgewise.errors import CheckpointError, InvalidSettingsError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -40,14 +40,16 @@ class Checkpoint:
     card: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
+def read_checkpoint(path_or_name: str | PathLike[str], *, revision: str | None = None) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
         path_or_name: A `.pt` of the field, a `.safetensors` written by Edgewise, the name of an embedded model, or the
             name of a published one, which is downloaded with the user's own cache and token.
+        revision: Branch, tag or commit of a published model; None takes the newest.
 
     Raises:
+        InvalidSettingsError: A revision was given for something that has none.
         ModelNotFoundError: No file and no model of this name.
         ModelAccessError: The published model is gated or out of reach.
         CheckpointError: The file cannot be used; the message says why.
@@ -58,6 +60,9 @@ def read_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
 
     name = str(path_or_name)
     path = Path(path_or_name).expanduser()
+    if revision is not None and (path.exists() or name not in hub.published_names()):
+        message = f"revision={revision!r} was given, but {name} is not a published model; leave it out"
+        raise InvalidSettingsError(message)
     if path.is_file():
         if path.suffix == ".safetensors":
             return read_safetensors(path)
@@ -68,11 +73,13 @@ def read_checkpoint(path_or_name: str | PathLike[str]) -> Checkpoint:
     if name in embedded.embedded_names():
         return embedded.read_embedded(name)
     if name in hub.published_names():
-        return read_through_cache(hub.download(name), name)
+        return read_through_cache(hub.download(name, revision), name)
     known = [*embedded.embedded_names(), *hub.published_names()]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    message = f"there is no file and no model {name!r}; {hint}models: {', '.join(known)}; or give the path of a checkpoint"
+    message = (
+        f"there is no file and no model {name!r}; {hint}models: {', '.join(known)}; or give the path of a checkpoint"
+    )
     raise ModelNotFoundError(message)
 
 
@@ -90,14 +97,21 @@ def checkpoint_from_fields(fields: Mapping[str, Any], name: str, source: Path) -
         if not isinstance(value, kind) or not value:
             message = f"{source.name} has no usable {key}; a checkpoint for inference needs one"
             raise CheckpointError(message)
-    weights = {}
+    if not all(isinstance(task, dict) for task in fields["tasks_config"]):
+        message = f"{source.name} has a tasks_config whose entries are not all dicts"
+        raise CheckpointError(message)
+    weights: dict[str, Tensor] = {}
     for key, value in fields["ema_state_dict"].items():
-        if key == AVERAGING_COUNTER:
+        name_in_model = _without_wrappers(str(key))
+        if name_in_model == AVERAGING_COUNTER:
             continue
         if not isinstance(value, Tensor):
             message = f"{source.name} holds a {type(value).__name__} as parameter {key}, not a tensor"
             raise CheckpointError(message)
-        weights[_without_wrappers(str(key))] = value
+        if name_in_model in weights:
+            message = f"{source.name} holds the parameter {name_in_model} twice"
+            raise CheckpointError(message)
+        weights[name_in_model] = value
     if not weights:
         message = f"{source.name} has no averaged weights (ema_state_dict holds no tensors)"
         raise CheckpointError(message)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.resources
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgewise.errors import ModelNotFoundError
-from edgewise.weights.checkpoint import Checkpoint
 from edgewise.weights.convert import read_safetensors
+
+if TYPE_CHECKING:
+    from edgewise.weights.checkpoint import Checkpoint
 
 
 def embedded_names() -> tuple[str, ...]:

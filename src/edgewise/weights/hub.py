@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgewise.errors import ModelAccessError
+from edgewise.errors import ModelAccessError, ModelNotFoundError
 
 REPOSITORY = "facebook/UMA"
 FOLDER = "checkpoints"
@@ -23,13 +23,15 @@ def published_names() -> tuple[str, ...]:
     return tuple(FILES)
 
 
-def download(name: str) -> Path:
+def download(name: str, revision: str | None = None) -> Path:
     """Return the file of a published model, downloaded if the user's cache does not hold it.
 
     Args:
         name: One of `published_names`.
+        revision: Branch, tag or commit; None takes the newest.
 
     Raises:
+        ModelNotFoundError: The repository does not have the revision or the file.
         ModelAccessError: The model is gated, or out of reach; three lines say what to do.
     """
     import huggingface_hub
@@ -38,7 +40,10 @@ def download(name: str) -> Path:
     page = f"https://huggingface.co/{REPOSITORY}"
     offline_way = f'3. or pass the path of a file that you already have: edgewise.load("{FILES[name]}")'
     try:
-        return Path(huggingface_hub.hf_hub_download(REPOSITORY, FILES[name], subfolder=FOLDER))
+        return Path(huggingface_hub.hf_hub_download(REPOSITORY, FILES[name], subfolder=FOLDER, revision=revision))
+    except (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
+        message = f"{page} has no {FOLDER}/{FILES[name]} in revision {revision or 'main'}; see {page}/tree/main"
+        raise ModelNotFoundError(message) from error
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         message = (
             f"1. {name} is gated: accept its licence at {page} with your Hugging Face account\n"
@@ -51,8 +56,8 @@ def download(name: str) -> Path:
             f"2. with a connection, run `hf download {REPOSITORY} {FOLDER}/{FILES[name]}` once\n{offline_way}"
         )
         raise ModelAccessError(message) from error
-    # Whatever transport the library uses, its failures derive from these two.
-    except (errors.HfHubHTTPError, OSError) as error:
+    # `errors.HTTPError` is the base of the library's transport, whichever that is; its time-outs are no OSError.
+    except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         message = (
             f"1. {name} could not be downloaded: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n"
             f"2. check the connection and {page}, then load it again; finished parts are kept\n{offline_way}"

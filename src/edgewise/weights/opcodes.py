@@ -1,9 +1,10 @@
 """A pickle machine that builds data and runs nothing.
 
-Python's unpickler imports what a file names and calls it. This one knows names as mere symbols: a name that the caller's
-vocabulary lacks ends the reading, "calling" a name runs a function of ours, and an object is a name with a dict of
-attributes. Opcodes are told apart by the standard library's `pickletools`, so a stream of any protocol is understood far
-enough to say which object it asked for. This module must not know torch, archives or what a checkpoint looks like.
+Python's unpickler, even with its look-up of names closed, takes objects from the process-wide cache of extension codes,
+hashes nested keys until the stack or the patience ends, and makes room for any memo number that a file states. This one
+knows names as mere symbols: a name that the caller's vocabulary lacks ends the reading, "calling" a name runs a function
+of ours, and an object is a name with a dict of attributes. The standard library's `pickletools` tells opcodes apart, so a
+stream of any protocol is understood far enough to say what it asked for. This module must not know torch or checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MALFORMED = (ValueError, IndexError, KeyError, OverflowError, struct.error)
 """What a stream that is no pickle raises here: unknown opcodes, an empty stack, a memo that was never filled."""
 
 HIGHEST_PROTOCOL = 5
-PYTHON_2_NAMES = {"__builtin__.long": "builtins.int", "__builtin__.unicode": "builtins.str"}
+PYTHON_2_NAMES = {"long": "int", "unicode": "str"}
 KEY_TYPES = (str, int, float, bool, type(None))
 
 
@@ -49,13 +50,13 @@ class Vocabulary:
     Attributes:
         mentioned: Names that may stand as values.
         built: Names of classes whose objects may appear; each becomes an `Instance`.
-        called: Names that may be called, with the function of ours that takes the arguments instead.
+        called: Names that may be called, with the function of ours that takes the tuple of arguments instead.
         persistent: Takes the persistent identifier of data that is kept outside the stream.
     """
 
     mentioned: frozenset[str]
     built: frozenset[str]
-    called: Mapping[str, Callable[..., Any]]
+    called: Mapping[str, Callable[[tuple[Any, ...]], Any]]
     persistent: Callable[[Any], Any]
 
     def __contains__(self, name: str) -> bool:
@@ -69,7 +70,7 @@ def interpret(data: bytes, vocabulary: Vocabulary, label: str) -> Any:
     Args:
         data: The stream.
         vocabulary: The names that may appear.
-        label: What to call the file in messages.
+        label: Name of the file, for messages.
 
     Returns:
         The object on top of the stack where the stream stops.
@@ -80,20 +81,13 @@ def interpret(data: bytes, vocabulary: Vocabulary, label: str) -> Any:
     """
     machine = _Machine(vocabulary, label)
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if count >= MAX_OPCODES:
-                message = f"{label} describes more objects than any checkpoint has; it is not one, or it is damaged"
-                raise CheckpointError(message)
-            if opcode.name == "STOP":
-                return machine.stack.pop()
-            machine.step(opcode.name, argument)
+        return machine.run(data)
     except CheckpointError:
+        # It is a ValueError too, and already says what is wrong.
         raise
     except MALFORMED as error:
         message = f"{label} is damaged: the description of its contents cannot be read"
         raise CheckpointError(message) from error
-    message = f"{label} is damaged: the description of its contents has no end"
-    raise CheckpointError(message)
 
 
 class _Machine:
@@ -106,13 +100,26 @@ class _Machine:
         self._below_marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
+    def run(self, data: bytes) -> Any:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if opcode.name == "STOP":
+                return self.stack.pop()
+            if count >= MAX_OPCODES:
+                message = f"{self._label} describes more objects than any checkpoint has"
+                raise CheckpointError(message)
+            self.step(opcode.name, argument)
+        message = f"{self._label} is damaged: the description of its contents has no end"
+        raise CheckpointError(message)
+
     def step(self, opcode: str, argument: Any) -> None:
         if opcode in LITERALS:
             self.stack.append(argument)
         elif opcode in CONSTANTS:
             self.stack.append(CONSTANTS[opcode]())
         elif opcode in PUTS:
-            self._memo[argument] = self.stack[-1]
+            self._memo[len(self._memo) if argument is None else argument] = self.stack[-1]
+        elif opcode == "DUP":
+            self.stack.append(self.stack[-1])
         elif opcode in GETS:
             self.stack.append(self._memo[argument])
         else:
@@ -125,19 +132,17 @@ class _Machine:
     def refuse(self, what: str) -> NoReturn:
         shown = "".join(letter if letter.isprintable() else "?" for letter in what)[:200]
         message = (
-            f"{self._label} asks for {shown}, which is not part of the checkpoint format, so the file was refused and "
-            "nothing of it was run"
+            f"{self._label} asks for {shown}, which is not part of the checkpoint format; "
+            "the file was refused and nothing of it was run"
         )
         raise UnsafeCheckpointError(message)
 
     def find(self, module: str, name: str) -> None:
         dotted = f"{module}.{name}"
-        dotted = PYTHON_2_NAMES.get(dotted, dotted)
-        if dotted.startswith("__builtin__."):
-            dotted = dotted.replace("__builtin__", "builtins", 1)
-        if dotted not in self._vocabulary:
+        known = f"builtins.{PYTHON_2_NAMES.get(name, name)}" if module == "__builtin__" else dotted
+        if known not in self._vocabulary:
             self.refuse(dotted)
-        self.stack.append(Global(dotted))
+        self.stack.append(Global(known))
 
     def find_pair(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
@@ -158,7 +163,7 @@ class _Machine:
         handler = self._vocabulary.called.get(name)
         if handler is None or not isinstance(arguments, tuple):
             self.refuse(f"a call of {name}")
-        self.stack.append(handler(*_matching(handler, cast("tuple[Any, ...]", arguments))))
+        self.stack.append(handler(cast("tuple[Any, ...]", arguments)))
 
     def new(self, _: Any) -> None:
         arguments, cls = self.stack.pop(), self.stack.pop()
@@ -183,15 +188,12 @@ class _Machine:
             self.refuse(f"attributes of {self._name_of(target)} that are not a plain dict")
         if isinstance(target, Instance):
             target.state = cast("dict[str, Any]", state)
+        # Torch's ordered dicts carry version numbers as an attribute, which nobody needs.
         elif type(target) is not dict:
-            # An ordered dict of torch carries version numbers as an attribute; nobody needs them.
             self.refuse(f"new attributes of {self._name_of(target)}")
 
-    def persistent(self, _: Any) -> None:
-        self.stack.append(self._vocabulary.persistent(self.stack.pop()))
-
-    def persistent_text(self, argument: str) -> None:
-        self.stack.append(self._vocabulary.persistent(argument))
+    def persistent(self, identifier: Any) -> None:
+        self.stack.append(self._vocabulary.persistent(self.stack.pop() if identifier is None else identifier))
 
     def mark(self, _: Any) -> None:
         self._below_marks.append(self.stack)
@@ -207,57 +209,32 @@ class _Machine:
         else:
             self.since_mark()
 
-    def duplicate(self, _: Any) -> None:
-        self.stack.append(self.stack[-1])
-
-    def memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self.stack[-1]
-
     def short_tuple(self, n: int) -> None:
         items = [self.stack.pop() for _ in range(n)]
         self.stack.append(tuple(reversed(items)))
 
-    def marked_tuple(self, _: Any) -> None:
+    def push_marked(self, kind: Callable[[list[Any]], Any]) -> None:
+        # Popping the mark first exchanges the stack.
         items = self.since_mark()
-        self.stack.append(tuple(items))
-
-    def marked_list(self, _: Any) -> None:
-        items = self.since_mark()
-        self.stack.append(items)
+        self.stack.append(kind(items))
 
     def marked_dict(self, _: Any) -> None:
         items = self.since_mark()
         self.stack.append({})
-        self._set(items)
-
-    def append(self, _: Any) -> None:
-        self._extend([self.stack.pop()])
-
-    def append_marked(self, _: Any) -> None:
-        self._extend(self.since_mark())
-
-    def set_item(self, _: Any) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set([key, value])
-
-    def set_marked(self, _: Any) -> None:
-        self._set(self.since_mark())
+        self.set(items)
 
     def check_protocol(self, protocol: int) -> None:
         if protocol > HIGHEST_PROTOCOL:
             message = f"{self._label} uses pickle protocol {protocol}; up to {HIGHEST_PROTOCOL} can be read"
             raise CheckpointError(message)
 
-    def nothing(self, _: Any) -> None:
-        pass
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not list:
             self.refuse(f"items appended to {self._name_of(target)}")
         cast("list[Any]", target).extend(items)
 
-    def _set(self, items: list[Any]) -> None:
+    def set(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not dict:
             self.refuse(f"items set in {self._name_of(target)}")
@@ -271,18 +248,8 @@ class _Machine:
         return value.name if isinstance(value, Global | Instance) else f"a value of type {type(value).__name__}"
 
 
-def _matching(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments if the handler takes as many; its own errors must not be mistaken for this one."""
-    code = handler.__code__
-    least = code.co_argcount - len(handler.__defaults__ or ())
-    if not least <= len(arguments) <= code.co_argcount:
-        message = "a call with the wrong number of arguments"
-        raise ValueError(message)
-    return arguments
-
-
 LITERALS = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "  # noqa: SIM905 a list would be a line per name
     "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
 )
 CONSTANTS: dict[str, Callable[[], Any]] = {
@@ -290,29 +257,31 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
     "EMPTY_LIST": list,
+    # The format has no use for sets beyond their items.
+    "EMPTY_SET": list,
     "EMPTY_DICT": dict,
     "EMPTY_TUPLE": tuple,
 }
-PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
+PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
 GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
 STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "PROTO": _Machine.check_protocol,
-    "FRAME": _Machine.nothing,
+    "FRAME": lambda *_: None,
     "MARK": _Machine.mark,
     "POP": _Machine.pop,
     "POP_MARK": _Machine.since_mark,
-    "DUP": _Machine.duplicate,
-    "MEMOIZE": _Machine.memoize,
     "TUPLE1": lambda machine, _: machine.short_tuple(1),
     "TUPLE2": lambda machine, _: machine.short_tuple(2),
     "TUPLE3": lambda machine, _: machine.short_tuple(3),
-    "TUPLE": _Machine.marked_tuple,
-    "LIST": _Machine.marked_list,
+    "TUPLE": lambda machine, _: machine.push_marked(tuple),
+    "LIST": lambda machine, _: machine.push_marked(list),
     "DICT": _Machine.marked_dict,
-    "APPEND": _Machine.append,
-    "APPENDS": _Machine.append_marked,
-    "SETITEM": _Machine.set_item,
-    "SETITEMS": _Machine.set_marked,
+    "APPEND": lambda machine, _: machine.extend([machine.stack.pop()]),
+    "APPENDS": lambda machine, _: machine.extend(machine.since_mark()),
+    "ADDITEMS": lambda machine, _: machine.extend(machine.since_mark()),
+    "FROZENSET": lambda machine, _: machine.push_marked(list),
+    "SETITEM": lambda machine, _: machine.set([machine.stack.pop(), machine.stack.pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine.set(machine.since_mark()),
     "GLOBAL": _Machine.find_pair,
     "STACK_GLOBAL": _Machine.find_on_stack,
     "EXT1": _Machine.extension,
@@ -325,5 +294,5 @@ STEPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "OBJ": _Machine.old_style_object,
     "BUILD": _Machine.build,
     "BINPERSID": _Machine.persistent,
-    "PERSID": _Machine.persistent_text,
+    "PERSID": _Machine.persistent,
 }
