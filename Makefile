@@ -57,7 +57,7 @@ types: $(VENV)/.dev
 	@$(BIN)/pyright
 
 docs: $(VENV)/.docs
-	@$(BIN)/mkdocs build --strict --quiet --site-dir site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 	@echo "documentation: site/index.html"
 
 dev: $(VENV)/.dev $(VENV)/.docs
@@ -65,6 +65,8 @@ dev: $(VENV)/.dev $(VENV)/.docs
 
 # An environment that is there already is kept: `make clean` removes it.
 $(VENV)/.made:
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "there is no $(PYTHON); Edgewise needs Python 3.11 or newer: make PYTHON=... names it" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Edgewise needs Python 3.11 or newer; $(PYTHON) is" \
 	    "$$($(PYTHON) --version 2>&1 || true). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }

@@ -79,7 +79,16 @@ def copper_cube() -> Atoms:
 
 def salt(cell: Any = (5.64, 5.64, 5.64)) -> Atoms:
     """Return NACL: 8 displaced atoms, 256 edges."""
-    scaled = [(0, 0, 0), (0.5, 0, 0), (0, 0.5, 0.5), (0.5, 0.5, 0.5), (0.5, 0, 0.5), (0, 0, 0.5), (0.5, 0.5, 0), (0, 0.5, 0)]
+    scaled = [
+        (0, 0, 0),
+        (0.5, 0, 0),
+        (0, 0.5, 0.5),
+        (0.5, 0.5, 0.5),
+        (0.5, 0, 0.5),
+        (0, 0, 0.5),
+        (0.5, 0.5, 0),
+        (0, 0.5, 0),
+    ]
     atoms = Atoms("NaCl" * 4, scaled_positions=scaled, cell=cell, pbc=True)
     i = np.arange(8)
     atoms.positions += 0.05 * np.stack([np.sin(1 + 3 * i), np.sin(2 + 3 * i), np.sin(3 + 3 * i)], axis=1)

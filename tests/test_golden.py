@@ -10,11 +10,17 @@ from tests import tolerances
 from tests.cases import ARCHITECTURES, MANIFEST, golden_atoms, golden_outputs, potential
 
 CASES = [(architecture, case) for architecture in ARCHITECTURES for case in MANIFEST["archs"][architecture]["cases"]]
-BATCHES = [(architecture, name) for architecture in ARCHITECTURES for name in MANIFEST["archs"][architecture]["batches"]]
-HESSIANS = [(architecture, case) for architecture in ARCHITECTURES for case in MANIFEST["archs"][architecture]["hessian"]]
+BATCHES = [
+    (architecture, name) for architecture in ARCHITECTURES for name in MANIFEST["archs"][architecture]["batches"]
+]
+HESSIANS = [
+    (architecture, case) for architecture in ARCHITECTURES for case in MANIFEST["archs"][architecture]["hessian"]
+]
 
 
-def stored_result(architecture: str, key: str, pbc: list[bool], system: int = 0, atoms: slice = slice(None)) -> StructureResult:
+def stored_result(
+    architecture: str, key: str, pbc: list[bool], system: int = 0, atoms: slice = slice(None)
+) -> StructureResult:
     """Return stored outputs in our form: the peer's stress of a structure without periodic axes is meaningless."""
     outputs = golden_outputs(architecture)
     stress = np.full((3, 3), np.nan)
@@ -27,9 +33,11 @@ def stored_result(architecture: str, key: str, pbc: list[bool], system: int = 0,
 @pytest.mark.parametrize(("architecture", "case"), CASES)
 def test_single_structure(architecture: str, case: str, merge: bool) -> None:
     values = MANIFEST["cases"][case]
-    result = potential(architecture, merge_mole=merge).allowing(lone_atoms=True).predict(
-        [golden_atoms(case)], task=values["task"]
-    )[0]
+    result = (
+        potential(architecture, merge_mole=merge)
+        .allowing(lone_atoms=True)
+        .predict([golden_atoms(case)], task=values["task"])[0]
+    )
     expected = stored_result(architecture, f"{case}/f64", values["pbc"])
     if np.isnan(expected.stress).any() and any(values["pbc"]):
         # The peer stored no stress for this checkpoint; ours has to exist and is tested against strain elsewhere.
@@ -71,9 +79,11 @@ def test_hessian(architecture: str, case: str, vectorised: bool) -> None:
 def test_float32_is_as_good_as_the_peers(architecture: str, case: str) -> None:
     """Our float32 is no farther from float64 than twice the peer's float32, or within the float32 tolerance."""
     values = MANIFEST["cases"][case]
-    result = potential(architecture, precision="float32").allowing(lone_atoms=True).predict(
-        [golden_atoms(case)], task=values["task"]
-    )[0]
+    result = (
+        potential(architecture, precision="float32")
+        .allowing(lone_atoms=True)
+        .predict([golden_atoms(case)], task=values["task"])[0]
+    )
     exact = golden_outputs(architecture)[f"{case}/f64/forces"]
     scale = max(tolerances.T32.forces_floor, np.abs(exact).max())
     assert np.abs(result.forces - exact).max() <= tolerances.T32.forces * scale

@@ -17,9 +17,7 @@ def random_directions(n: int, seed: int = 0) -> torch.Tensor:
     return points / points.norm(dim=1, keepdim=True)
 
 
-SPECIAL = torch.tensor(
-    [[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], dtype=torch.float64
-)
+SPECIAL = torch.tensor([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("lmax", range(1, 7))
@@ -41,7 +39,9 @@ def test_harmonics_of_degree_two_are_the_documented_polynomials() -> None:
     expected = torch.stack(
         [root * x * z, root * x * y, y**2 - (x**2 + z**2) / 2, root * y * z, root / 2 * (z**2 - x**2)], dim=1
     )
-    torch.testing.assert_close(so3.spherical_harmonics(torch.stack([x, y, z], 1), 2)[:, 4:], expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        so3.spherical_harmonics(torch.stack([x, y, z], 1), 2)[:, 4:], expected, rtol=0, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("directions", [random_directions(200), SPECIAL], ids=["random", "axes"])
@@ -62,7 +62,9 @@ def test_frames_are_the_same_bits_every_time() -> None:
 @pytest.mark.parametrize("lmax", [2, 4])
 def test_first_and_second_derivatives_are_finite_along_axes(direction: torch.Tensor, lmax: int) -> None:
     n = direction[None].clone().requires_grad_()
-    weights = torch.randn((lmax + 1) ** 2, (lmax + 1) ** 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    weights = torch.randn(
+        (lmax + 1) ** 2, (lmax + 1) ** 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     value = (so3.edge_rotations(n, lmax, lmax) * weights).sum()
     (first,) = torch.autograd.grad(value, n, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), n)

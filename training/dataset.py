@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,14 @@ class Dataset:
     def elements(self) -> list[frozenset[int]]:
         """Return the set of elements of each structure."""
         bounds = self.offsets
-        return [frozenset(self.numbers[a:b].tolist()) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [frozenset(self.numbers[a:b].tolist()) for a, b in pairwise(bounds)]
 
     def select(self, chosen: Sequence[int]) -> Dataset:
         """Return the chosen structures."""
         bounds = self.offsets
-        atoms = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen]) if len(chosen) else np.zeros(0, int)
+        atoms = (
+            np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen]) if len(chosen) else np.zeros(0, int)
+        )
         per_atom = ("numbers", "positions", "forces")
         rows = np.asarray(chosen, dtype=int)
         return Dataset(

@@ -1,6 +1,6 @@
 """Makes random structures and labels them with ASE's EMT potential.
 
-    python training/label_emt.py --n 15000 --out emt.npz
+python training/label_emt.py --n 15000 --out emt.npz
 """
 
 from __future__ import annotations

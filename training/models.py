@@ -65,7 +65,9 @@ def model_config(task: str, channels: int, layers: int, cutoff: float) -> dict[s
             "cs_emb_grad": True,
             "dataset_list": [task],
         },
-        "heads": {"efs": {"module": f"{_FIELD}.models.uma.escn_md.MLP_EFS_Head", "prefix": task, "wrap_property": True}},
+        "heads": {
+            "efs": {"module": f"{_FIELD}.models.uma.escn_md.MLP_EFS_Head", "prefix": task, "wrap_property": True}
+        },
         "pass_through_head_outputs": True,
         "supports_single_atoms": True,
     }

@@ -1,6 +1,6 @@
 """Turns a trained state into a checkpoint: the file that ships, or one to evaluate.
 
-    python training/package.py --state run/state.pt --model emt-mini --out emt-mini.safetensors
+python training/package.py --state run/state.pt --model emt-mini --out emt-mini.safetensors
 """
 
 from __future__ import annotations

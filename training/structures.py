@@ -85,7 +85,9 @@ def ordered_alloy(rng: Generator) -> Atoms:
 def random_alloy(rng: Generator) -> Atoms:
     """One to three elements at random on fcc sites, 4 to 32 atoms, with a vacancy now and then."""
     symbols = _some_elements(rng)
-    atoms = bulk("Cu", "fcc", a=_mean_constant(symbols), cubic=True).repeat(rng.choice([[1, 1, 2], [1, 2, 2], [2, 2, 2]]))
+    atoms = bulk("Cu", "fcc", a=_mean_constant(symbols), cubic=True).repeat(
+        rng.choice([[1, 1, 2], [1, 2, 2], [2, 2, 2]])
+    )
     atoms = _decorated(atoms, symbols, rng)
     if rng.random() < 0.25:
         del atoms[int(rng.integers(len(atoms)))]

@@ -192,7 +192,9 @@ def predictions(
     output = network(batch, edges, edge_vec, weights, [0] * batch.n_systems)
     (gradient,) = torch.autograd.grad(output.node_energy.sum(), edge_vec, create_graph=training)
     energy = torch.zeros(batch.n_systems, dtype=torch.float64, device=edge_vec.device)
-    energy = energy.index_add(0, batch.system_idx, output.node_energy.double() * scale + references[batch.atomic_numbers])
+    energy = energy.index_add(
+        0, batch.system_idx, output.node_energy.double() * scale + references[batch.atomic_numbers]
+    )
     zeros = torch.zeros_like(batch.positions)
     forces = zeros.index_add(0, edges.edge_index[1], gradient).index_add(0, edges.edge_index[0], -gradient) * scale
     outer = gradient[:, :, None] * edges.edge_vec[:, None, :] * scale
@@ -278,7 +280,9 @@ class Trainer:
             rng = np.random.default_rng((self.options.seed, self.epoch))
             for chosen in self.batches.epoch(self.options.edges, rng):
                 terms = self._one_step(chosen)
-                sums = {name: sums.get(name, 0.0) * 0.95 + 0.05 * float(value.detach()) for name, value in terms.items()}
+                sums = {
+                    name: sums.get(name, 0.0) * 0.95 + 0.05 * float(value.detach()) for name, value in terms.items()
+                }
                 now = time.monotonic()
                 if not self.options.steps and self.step == MEASURED_STEPS:
                     self._fit_schedule(MEASURED_STEPS / (now - begin), minutes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,9 +154,7 @@ class Potential:
             return tuple(sorted(atomic_numbers[symbol] for symbol in self._elements))
         return tuple(range(1, self.config.max_elements))
 
-    def allowing(
-        self, *, charge_spin: bool = False, lone_atoms: bool = False, any_element: bool = False
-    ) -> Potential:
+    def allowing(self, *, charge_spin: bool = False, lone_atoms: bool = False, any_element: bool = False) -> Potential:
         """Return the same potential with checks lifted; weights and caches are shared.
 
         Args:
@@ -264,10 +263,11 @@ class Potential:
         odd = [name for name, scales in self._scales.items() if not scales.is_consistent]
         if not odd:
             return []
-        return [
+        note = (
             f"tasks {', '.join(odd)} scale forces or stress differently from the energy in this file, so they are not "
             "exact derivatives of it"
-        ]
+        )
+        return [note]
 
     def resolve_task(self, task: str | None = None) -> str:
         """Return a task name: the one given, else the one given to `load`.
@@ -405,7 +405,7 @@ def _split(batch: SystemBatch) -> list[SystemBatch]:
             bounds.append(system)
             begin = offsets[system]
     bounds.append(batch.n_systems)
-    return [_between(batch, low, high, offsets) for low, high in zip(bounds[:-1], bounds[1:], strict=True) if high > low]
+    return [_between(batch, low, high, offsets) for low, high in pairwise(bounds) if high > low]
 
 
 def _between(batch: SystemBatch, low: int, high: int, offsets: list[int]) -> SystemBatch:

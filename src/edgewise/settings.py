@@ -148,7 +148,9 @@ class InferenceSettings:
             )
             raise InvalidSettingsError(message)
         if fast and (self.precision == "float64" or self.base_precision_dtype == "float64"):
-            message = f"execution_mode={self.execution_mode!r} works in float32; use execution_mode='general' for float64"
+            message = (
+                f"execution_mode={self.execution_mode!r} works in float32; use execution_mode='general' for float64"
+            )
             raise InvalidSettingsError(message)
         if self.precision == "fast" and self.execution_mode in ("general", "umas_fast_gpu"):
             message = f"precision='fast' needs execution_mode='fused', not {self.execution_mode!r}"

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,10 +76,7 @@ class SystemBatch:
         """Return for each system its elements and counts, ((Z, count), ...), sorted by Z."""
         numbers = self.atomic_numbers.cpu().tolist()
         bounds = self.offsets()
-        return [
-            tuple(sorted(Counter(numbers[start:stop]).items()))
-            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-        ]
+        return [tuple(sorted(Counter(numbers[start:stop]).items())) for start, stop in pairwise(bounds)]
 
 
 def reduced_composition(composition: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -111,7 +109,7 @@ def batch_from_atoms(
         positions.append(np.array(atoms.positions, dtype=np.float64))
         numbers.append(np.array(atoms.numbers, dtype=np.int64))
         pbcs.append(np.array(atoms.pbc, dtype=bool))
-        cells.append(_checked_cell(np.array(atoms.cell[:], dtype=np.float64), pbcs[-1], where))
+        cells.append(_checked_cell(np.array(atoms.cell.array, dtype=np.float64), pbcs[-1], where))
         charge, spin = charge_and_spin(atoms.info, task, where=where, allow_charge_spin=allow_charge_spin)
         charges.append(charge)
         spins.append(spin)

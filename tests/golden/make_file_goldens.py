@@ -15,9 +15,8 @@ import json
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
-
 from make_option_goldens import HERE, checkpoint, evaluate, predictor, random_weights
+from omegaconf import OmegaConf
 from option_variants import VARIANTS, configs
 
 FILES = {"plain": "base", "omegaconf": "dataset_list"}
@@ -35,9 +34,7 @@ def main() -> None:
         torch.save(checkpoint(model_config, tasks_config, weights), path)
         unit = predictor(path, torch.float64)
         arrays = {
-            f"{case}/{key}": value
-            for case in CASES
-            for key, value in evaluate(unit, (case,), torch.float64).items()
+            f"{case}/{key}": value for case in CASES for key, value in evaluate(unit, (case,), torch.float64).items()
         }
         np.savez_compressed(HERE / f"{stem}.npz", allow_pickle=False, **arrays)
         print(path.name, path.stat().st_size)

@@ -40,10 +40,9 @@ from fairchem.core.units.mlip_unit.api.inference import (  # noqa: E402
     InferenceSettings,
     MLIPInferenceCheckpoint,
 )
-from safetensors.torch import save  # noqa: E402
-
 from option_cases import BATCHES, STRUCTURES  # noqa: E402
 from option_variants import VARIANTS, Config, Variant, configs  # noqa: E402
+from safetensors.torch import save  # noqa: E402
 
 HERE = Path(__file__).parent
 PROPERTIES = ("energy", "forces", "stress", "hessian")
@@ -122,14 +121,10 @@ def structure(name: str, dtype: torch.dtype) -> AtomicData:
     symbols, positions, cell, pbc, dataset, charge, spin = STRUCTURES[name]
     atoms = Atoms(symbols, positions=positions, cell=cell, pbc=[flag == "T" for flag in pbc])
     atoms.info = {"charge": charge, "spin": spin}
-    return AtomicData.from_ase(
-        atoms, task_name=dataset, r_data_keys=["charge", "spin"], target_dtype=dtype
-    )
+    return AtomicData.from_ase(atoms, task_name=dataset, r_data_keys=["charge", "spin"], target_dtype=dtype)
 
 
-def predictor(
-    path: Path, dtype: torch.dtype, hessian_of: frozenset[str] = frozenset()
-) -> MLIPPredictUnit:
+def predictor(path: Path, dtype: torch.dtype, hessian_of: frozenset[str] = frozenset()) -> MLIPPredictUnit:
     """Load a checkpoint on the peer's plainest path."""
     settings = InferenceSettings(
         tf32=False,

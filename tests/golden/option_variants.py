@@ -177,9 +177,7 @@ def _direct(heads: Config, tasks: Tasks = DIRECT_TASKS, **changes: Any) -> Varia
 
 
 VARIANTS: dict[str, Variant] = {
-    "base": Variant(
-        cases=(*MIXED, "wire_tff", "h2o", "lone_atom"), batches=("batch4",), hessian=("h2o",)
-    ),
+    "base": Variant(cases=(*MIXED, "wire_tff", "h2o", "lone_atom"), batches=("batch4",), hessian=("h2o",)),
     "norm_layer_norm": Variant({"norm_type": "layer_norm"}),
     "norm_layer_norm_sh": Variant(THIN | {"norm_type": "layer_norm_sh"}),
     "act_s2_grid18": _s2(grid_resolution=18),
@@ -227,9 +225,7 @@ VARIANTS: dict[str, Variant] = {
         note="omat_rattle -> omat: the third expert of the head is never used",
     ),
     "single_head": Variant(THIN, heads=single_heads(list(DATASETS)), cases=MIXED),
-    "charge_balance": Variant(
-        {"charge_balanced_channels": [0, 1, 2]}, cases=(*CRYSTAL, "nh4_plus")
-    ),
+    "charge_balance": Variant({"charge_balanced_channels": [0, 1, 2]}, cases=(*CRYSTAL, "nh4_plus")),
     "charge_balance_offset": Variant({"charge_balanced_channels": [2, 3]}, cases=("ch2f_minus",)),
     "charge_balance_gap": Variant({"charge_balanced_channels": [0, 2]}, cases=("ch2f_minus",)),
     "spin_balance": Variant({"spin_balanced_channels": [3, 4]}, cases=("o2_triplet", "mgo")),
@@ -246,12 +242,8 @@ VARIANTS: dict[str, Variant] = {
     "short_name": Variant(PLAIN | {"model": "escnmd_backbone"}),
     "short_name_moe": Variant({"model": "escnmd_moe_backbone"}),
     "no_composition": Variant(THIN | {"use_composition_embedding": False}),
-    "pnorm": Variant(
-        {"moe_expert_coefficient_norm": "pnorm"}, cases=MIXED, batches=("batch4", "batch2")
-    ),
-    "model_id_1p2": Variant(
-        model={"model_id": "UMA-S-1.2"}, cases=(*CRYSTAL, "lone_atom"), batches=("batch4",)
-    ),
+    "pnorm": Variant({"moe_expert_coefficient_norm": "pnorm"}, cases=MIXED, batches=("batch4", "batch2")),
+    "model_id_1p2": Variant(model={"model_id": "UMA-S-1.2"}, cases=(*CRYSTAL, "lone_atom"), batches=("batch4",)),
     "model_id_absent": Variant(model={"model_id": ABSENT}),
     "neighbors_10": Variant({"max_neighbors": 10}, cases=("mgo", "slab_ttf", "wire_tff")),
     "neighbors_0": Variant({"max_neighbors": 0}, cases=("mgo",)),
@@ -271,9 +263,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "moe_type_all_grid": Variant(THIN | {"moe_type": "all", "ff_type": "grid"}),
     "moe_type_grid": Variant({"moe_type": "grid"}),
-    "moe_single": Variant(
-        THIN | {"moe_single": True}, note="blocks share the weights of orders m >= 1"
-    ),
+    "moe_single": Variant(THIN | {"moe_single": True}, note="blocks share the weights of orders m >= 1"),
     "layers_moe_0": Variant(THIN | {"layers_moe": [0]}, batches=("batch4",)),
     "layers_moe_none": Variant(THIN | {"layers_moe": []}),
     "ignored_keys": Variant(IGNORED, cases=MIXED),
@@ -313,9 +303,7 @@ VARIANTS: dict[str, Variant] = {
         tasks=Tasks(("energy", "forces")),
         cases=MIXED,
     ),
-    "reduce_mean": Variant(
-        THIN, heads=single_heads(list(DATASETS), reduce="mean"), cases=MIXED, batches=("batch4",)
-    ),
+    "reduce_mean": Variant(THIN, heads=single_heads(list(DATASETS), reduce="mean"), cases=MIXED, batches=("batch4",)),
     "reduce_mean_moe": Variant(heads=moe_heads(DATASETS, reduce="mean"), cases=MIXED),
     "wrap_property": Variant(heads=single_heads(list(DATASETS), wrap=True), cases=MIXED),
     "wrap_property_moe": Variant(heads=moe_heads(DATASETS, wrap=True), cases=MIXED),
@@ -345,9 +333,7 @@ VARIANTS: dict[str, Variant] = {
         Tasks(("energy",), names={"energy": "omol_energy"}),
         MOLECULE,
     ),
-    "energy_only": Variant(
-        {"regress_forces": False, "regress_stress": False}, tasks=Tasks(("energy",))
-    ),
+    "energy_only": Variant({"regress_forces": False, "regress_stress": False}, tasks=Tasks(("energy",))),
     "no_regress_stress": Variant({"regress_stress": False}, tasks=Tasks(("energy", "forces"))),
     "normalizer": Variant(
         tasks=Tasks(mean={"energy": -0.75}, rmsd={"energy": 1.25, "forces": 1.75, "stress": 0.625}),

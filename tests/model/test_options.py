@@ -103,6 +103,7 @@ def tolerance(name: str) -> tolerances.Tolerance:
     return LOOSE_STRESS if name in ROUNDED_STRESS else tolerances.GOLDEN
 
 
+@pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning")
 @pytest.mark.parametrize("merge", [True, False], ids=["merged", "unmerged"])
 @pytest.mark.parametrize("name", SERVED)
 def test_single_structures(name: str, merge: bool) -> None:

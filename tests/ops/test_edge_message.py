@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,9 +63,7 @@ class Problem:
         self.inputs = [nodes, rotations, rotations * envelope, hidden]
         self.weights = [random_message_weights(shape, generator) for _ in range(n_mixtures)]
         bounds = [n_edges * item // n_mixtures for item in range(n_mixtures + 1)]
-        self.segments = tuple(
-            EdgeSegment(low, high, item) for item, (low, high) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
-        )
+        self.segments = tuple(EdgeSegment(low, high, item) for item, (low, high) in enumerate(pairwise(bounds)))
         self.cotangent = torch.randn(nodes.shape, dtype=torch.float64, generator=generator)
 
     def run(self, op: object, inputs: list[Tensor]) -> Tensor:

@@ -35,9 +35,7 @@ def structures() -> list[tuple[Atoms, str]]:
     return [(water(), "omol"), (ethanol, "omol"), (sheared, "omat"), (slab(), "omat")]
 
 
-STRUCTURES = pytest.mark.parametrize(
-    ("atoms", "task"), structures(), ids=["water", "ethanol", "sheared-salt", "slab"]
-)
+STRUCTURES = pytest.mark.parametrize(("atoms", "task"), structures(), ids=["water", "ethanol", "sheared-salt", "slab"])
 
 
 def transformed(result: StructureResult, matrix: np.ndarray) -> StructureResult:
@@ -61,7 +59,9 @@ def test_mirror_image_of_an_achiral_molecule(model: Potential) -> None:
     mirrored.positions = mirrored.positions @ mirror
     before = model.predict([water()], "omol")[0]
     after = model.predict([mirrored], "omol")[0]
-    tolerances.assert_close(after, StructureResult(before.energy, before.forces @ mirror, before.stress), tolerances.T64)
+    tolerances.assert_close(
+        after, StructureResult(before.energy, before.forces @ mirror, before.stress), tolerances.T64
+    )
 
 
 @STRUCTURES

@@ -1,0 +1,1 @@
+"""Edgewise inside other programs: one module each, none of which knows another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase.calculators.calculator import (
@@ -48,9 +48,7 @@ class Calculator(ASECalculator):
         (1, 3)
     """
 
-    name = "edgewise"
-    implemented_properties: ClassVar[list[str]] = ["energy", "free_energy", "forces", "stress"]
-    default_parameters: ClassVar[dict[str, Any]] = {}
+    implemented_properties = ["energy", "free_energy", "forces", "stress"]  # noqa: RUF012, ASE declares it so
 
     def __init__(self, potential: Potential, task: str | None = None, **kwargs: Any) -> None:
         """Wrap a potential.
@@ -66,7 +64,12 @@ class Calculator(ASECalculator):
         super().__init__(**kwargs)
         self.potential = potential
         self.task = potential.resolve_task(task)
-        self.parameters.update({"model": potential.name, "task": self.task})
+        self.set(model=potential.name, task=self.task)
+
+    @property
+    def name(self) -> str:
+        """Name under which files and databases keep results."""
+        return "edgewise"
 
     @classmethod
     def from_checkpoint(

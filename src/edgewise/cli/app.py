@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +76,7 @@ def output_prefix(output: Path | None, source: str, command: str) -> Path:
 
     from edgewise.errors import InvalidSettingsError
 
-    prefix = output if output is not None else Path(f"{Path(source.split('@')[0]).stem}-{command}")
+    prefix = output if output is not None else Path(f"{Path(source.split('@', maxsplit=1)[0]).stem}-{command}")
     folder = prefix.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         message = f"cannot write into {folder}: it does not exist or is not writable; give another --output"
@@ -84,7 +85,7 @@ def output_prefix(output: Path | None, source: str, command: str) -> Path:
 
 
 @contextmanager
-def reported(summary: Summary, path: Path) -> Iterator[None]:
+def reported(summary: Summary, path: Path) -> Generator[None]:
     """Write the summary of a command however it ends, and exit with the code that tells how.
 
     Args:
@@ -121,7 +122,7 @@ def fail(message: str, status: Status) -> None:
     """Print an error and leave with its exit code."""
     typer.echo(f"edgewise: {message}", err=True)
     if state["debug"]:
-        raise
+        traceback.print_exc()
     raise typer.Exit(int(status))
 
 
@@ -161,7 +162,12 @@ def predict(
     prefix = output_prefix(output, files[0], "predict")
     potential = open_potential(model, task, device, precision)
     units = {"energy": "eV", "energy_per_atom": "eV", "largest_force": "eV/Å", "forces": "eV/Å", "stress": "eV/Å^3"}
-    summary = Summary("predict", potential.name, _settings(files=files, task=potential.resolve_task(), device=device, precision=precision), units)
+    summary = Summary(
+        "predict",
+        potential.name,
+        _settings(files=files, task=potential.resolve_task(), device=device, precision=precision),
+        units,
+    )
     frames = prefix.with_suffix(".extxyz")
     frames.unlink(missing_ok=True)
     with reported(summary, prefix.with_suffix(".json")):
@@ -202,7 +208,9 @@ def relax(
     fmax: Annotated[float, typer.Option(help="Converged when the largest force is below this, eV/Å.")] = 0.02,
     steps: Annotated[int, typer.Option(help="Most steps.")] = 500,
     optimizer: Annotated[str, typer.Option(help="FIRE, LBFGS or BFGS.")] = "FIRE",
-    cell: Annotated[str, typer.Option(help="What may change of the cell: none, full, volume (shape kept) or shape (volume kept).")] = "none",
+    cell: Annotated[
+        str, typer.Option(help="What may change of the cell: none, full, volume (shape kept) or shape (volume kept).")
+    ] = "none",
     pressure: Annotated[float, typer.Option(help="External pressure in GPa, with --cell.")] = 0.0,
     fix: Annotated[str, typer.Option(help="Atoms that do not move: numbers from 0, for example 0,1,5-8.")] = "",
     interval: Annotated[int, typer.Option(help="Steps between written frames.")] = 1,
@@ -222,10 +230,17 @@ def relax(
     potential = open_potential(model, task, device, precision)
     calculator = open_calculator(potential)
     units = {"energy": "eV", "largest_force": "eV/Å", "volume": "Å^3", "cell": "Å", "pressure": "GPa"}
-    summary = Summary("relax", potential.name, _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)), units)
+    summary = Summary(
+        "relax",
+        potential.name,
+        _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        units,
+    )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("relax", steps, quiet=quiet) as progress:
-            result = run(atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update)
+            result = run(
+                atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update
+            )
         first = max(0, result.steps - len(result.energies) + 1)
         curves = {"energy (eV)": result.energies, "largest force (eV/Å)": result.largest_forces}
         draw_curves(prefix.with_suffix(".png"), range(first, first + len(result.energies)), "step", curves)
@@ -234,12 +249,14 @@ def relax(
             "steps": result.steps,
             "energy": result.energy,
             "largest_force": result.largest_force,
-            "cell": result.atoms.cell[:],
+            "cell": result.atoms.cell.array,
             "volume": float(result.atoms.get_volume()) if result.atoms.cell.rank == 3 else None,
             "status": Status.DONE if result.converged else Status.NOT_CONVERGED,
         }
         word = "converged" if result.converged else "not converged"
-        typer.echo(f"{word} after {result.steps} steps: {result.energy:.6f} eV, largest force {result.largest_force:.5f} eV/Å")
+        typer.echo(
+            f"{word} after {result.steps} steps: {result.energy:.6f} eV, largest force {result.largest_force:.5f} eV/Å"
+        )
 
 
 @app.command()
@@ -251,7 +268,9 @@ def md(
     precision: shared.Precision = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
-    ensemble: Annotated[str, typer.Option(help="nve (velocity Verlet), nvt (Langevin) or npt (Martyna-Tobias-Klein).")] = "nve",
+    ensemble: Annotated[
+        str, typer.Option(help="nve (velocity Verlet), nvt (Langevin) or npt (Martyna-Tobias-Klein).")
+    ] = "nve",
     steps: Annotated[int, typer.Option(help="Steps of the whole run, those before a restart included.")] = 1000,
     timestep: Annotated[float, typer.Option(help="fs")] = 1.0,
     temperature: Annotated[float, typer.Option(help="K; also of the initial momenta where the file has none.")] = 300.0,
@@ -274,10 +293,14 @@ def md(
     potential = open_potential(model, task, device, precision)
     calculator = open_calculator(potential)
     units = {"time": "fs", "energy": "eV", "temperature": "K", "volume": "Å^3", "drift": "meV per atom and ps"}
-    summary = Summary("md", potential.name, _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)), units)
+    summary = Summary(
+        "md", potential.name, _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)), units
+    )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("md", steps, quiet=quiet) as progress:
-            result = run_dynamics(atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update)
+            result = run_dynamics(
+                atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update
+            )
         time = [value / 1000 for value in result.column("time_fs")]
         potential_energy, kinetic = result.column("potential_energy_eV"), result.column("kinetic_energy_eV")
         total = [a + b for a, b in zip(potential_energy, kinetic, strict=True)]
@@ -308,7 +331,9 @@ def eos(
     precision: shared.Precision = None,
     span: Annotated[float, typer.Option(help="Largest change of the volume, as a fraction.")] = 0.06,
     points: Annotated[int, typer.Option(help="Number of volumes.")] = 9,
-    form: Annotated[str, typer.Option(help="Equation to fit: birchmurnaghan, vinet, murnaghan, birch, pouriertarantola, sj.")] = "birchmurnaghan",
+    form: Annotated[
+        str, typer.Option(help="Equation to fit: birchmurnaghan, vinet, murnaghan, birch, pouriertarantola, sj.")
+    ] = "birchmurnaghan",
     output: shared.Output = None,
     quiet: shared.Quiet = False,
 ) -> None:
@@ -323,7 +348,12 @@ def eos(
     potential = open_potential(model, task, device, precision)
     calculator = open_calculator(potential)
     units = {"volume": "Å^3", "energy": "eV", "bulk_modulus": "GPa", "cell_lengths": "Å"}
-    summary = Summary("eos", potential.name, _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)), units)
+    summary = Summary(
+        "eos",
+        potential.name,
+        _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        units,
+    )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("eos", points, quiet=quiet) as progress:
             result = equation_of_state(atoms, calculator, chosen, progress.update)
@@ -339,15 +369,21 @@ def eos(
             "cell_lengths": lengths,
             "minimum_in_range": result.in_range,
         }
-        typer.echo(f"volume {result.volume:.4f} Å^3, bulk modulus {result.bulk_modulus:.2f} GPa, cell {', '.join(f'{x:.4f}' for x in lengths)} Å")
+        typer.echo(
+            f"volume {result.volume:.4f} Å^3, bulk modulus {result.bulk_modulus:.2f} GPa, cell {', '.join(f'{x:.4f}' for x in lengths)} Å"
+        )
         if not result.in_range:
-            typer.echo("the minimum lies outside of the sampled volumes: relax the cell first, or widen --span", err=True)
+            typer.echo(
+                "the minimum lies outside of the sampled volumes: relax the cell first, or widen --span", err=True
+            )
             summary.results["status"] = Status.NOT_CONVERGED
 
 
 @app.command()
 def describe(
-    model: Annotated[str, typer.Argument(help="Embedded or published model, or a checkpoint file.")] = shared.DEFAULT_MODEL,
+    model: Annotated[
+        str, typer.Argument(help="Embedded or published model, or a checkpoint file.")
+    ] = shared.DEFAULT_MODEL,
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,

@@ -32,7 +32,7 @@ Ensemble = Literal["nve", "nvt", "npt"]
 HIGHEST_TEMPERATURE = 1e5
 """K; beyond it a run has exploded."""
 
-COLUMNS = ("step", "time_fs", "potential_energy_eV", "kinetic_energy_eV", "temperature_K", "volume_A3")
+COLUMNS: tuple[str, ...] = ("step", "time_fs", "potential_energy_eV", "kinetic_energy_eV", "temperature_K", "volume_A3")
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _row(atoms: Atoms, step: int, options: DynamicsOptions) -> dict[str, float]:
 def _append_row(log: Path, row: dict[str, float]) -> None:
     is_new = not log.is_file()
     with log.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, list(COLUMNS))
         if is_new:
             writer.writeheader()
         writer.writerow(row)

@@ -96,7 +96,7 @@ def equation_of_state(
     volumes, energies = [], []
     for done, scale in enumerate(scales, 1):
         scaled = atoms.copy()
-        scaled.set_cell(atoms.cell[:] * scale ** (1 / 3), scale_atoms=True)
+        scaled.set_cell(atoms.cell.array * scale ** (1 / 3), scale_atoms=True)
         scaled.calc = calculator
         volumes.append(scaled.get_volume())
         energies.append(scaled.get_potential_energy())

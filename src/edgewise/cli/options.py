@@ -10,16 +10,16 @@ import typer
 DEFAULT_MODEL = "emt-mini"
 
 Structure = Annotated[
-    str, typer.Argument(help="Structure file in any format that ase.io reads; FILE@INDEX picks a frame.", metavar="FILE")
+    str,
+    typer.Argument(help="Structure file in any format that ase.io reads; FILE@INDEX picks a frame.", metavar="FILE"),
 ]
 Structures = Annotated[
-    list[str], typer.Argument(help="Structure files in any format that ase.io reads; FILE@: takes all frames.", metavar="FILE...")
+    list[str],
+    typer.Argument(help="Structure files in any format that ase.io reads; FILE@: takes all frames.", metavar="FILE..."),
 ]
 Model = Annotated[
     str,
-    typer.Option(
-        "--model", "-m", help="Embedded or published model, or a checkpoint file (.pt, .safetensors)."
-    ),
+    typer.Option("--model", "-m", help="Embedded or published model, or a checkpoint file (.pt, .safetensors)."),
 ]
 Task = Annotated[
     str | None, typer.Option("--task", "-t", help="Task, for example omat or omol; needed where a model has several.")
@@ -35,4 +35,6 @@ Output = Annotated[
     typer.Option("--output", "-o", help="Prefix of the files to write. Default: the input's name and the command's."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Restart = Annotated[bool, typer.Option("--restart", help="Go on from the files of an earlier run with the same --output.")]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Go on from the files of an earlier run with the same --output.")
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -23,7 +23,7 @@ class Progress:
         self._done = self._first = 0
         self._bar: Bar | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         """Begin to show."""
         if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
@@ -67,4 +67,5 @@ class Progress:
         elif not self._quiet and now - self._last > SECONDS_BETWEEN_LINES:
             self._last = now
             left = f"{(self._total - done) / rate:.0f} s left" if rate > 0 else "time left unknown"
-            print(f"{self._label}: {done}/{self._total}, {text}, {left}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{self._label}: {done}/{self._total}, {text}, {left}\n")
+            sys.stderr.flush()

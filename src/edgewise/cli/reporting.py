@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Status(enum.IntEnum):
@@ -121,8 +122,8 @@ def draw_curves(path: Path, x: Sequence[float], x_label: str, curves: Mapping[st
 
 def draw_fit(
     path: Path,
-    points: tuple[Sequence[float], Sequence[float]],
-    fit: tuple[Sequence[float], Sequence[float]],
+    points: tuple[ArrayLike, ArrayLike],
+    fit: tuple[ArrayLike, ArrayLike],
     title: str,
 ) -> None:
     """Draw energies over volumes with the fitted curve.

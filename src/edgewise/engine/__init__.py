@@ -1,0 +1,1 @@
+"""Runs a network: which implementations, at which precision, with which expert weights."""

@@ -44,6 +44,11 @@ class Mixtures:
         """Number of mixtures in memory."""
         return len(self._kept)
 
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the mixtures that are kept."""
+        return sum(map(_n_bytes, self._kept.values()))
+
     def for_batch(self, batch: SystemBatch) -> tuple[list[ModelWeights], list[int]]:
         """Return the distinct weights of a batch and, for each system, the number of those it uses."""
         keys = self._keys(batch)
@@ -74,7 +79,7 @@ class Mixtures:
         for key, value in weights.items():
             self._kept[key] = value
             self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(map(_n_bytes, self._kept.values())) > self._limit_bytes:
+        while len(self._kept) > 1 and self.n_bytes > self._limit_bytes:
             self._kept.popitem(last=False)
 
 

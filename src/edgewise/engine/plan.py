@@ -9,7 +9,7 @@ import torch
 from edgewise.errors import InvalidSettingsError, ModeUnavailableError
 from edgewise.model.config import ModelConfig
 from edgewise.ops import REFERENCE, WRITTEN_OUT, Ops
-from edgewise.settings import InferenceSettings, Precision
+from edgewise.settings import GRAPH_VERSIONS, InferenceSettings, Precision
 
 S2_NOTE = (
     "the s2 activation works on a finite grid, so this model is not exactly invariant under rotations; results depend "
@@ -96,7 +96,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
         if n_devices == 0:
             message = f"device is {str(device)!r}, but torch finds no CUDA device here; use device='cpu'"
             raise InvalidSettingsError(message)
-        if device.index is not None and device.index >= n_devices:
+        if (device.index or 0) >= n_devices:
             message = f"device is {str(device)!r}, but torch finds {n_devices} CUDA devices here"
             raise InvalidSettingsError(message)
     elif device.type == "mps":
@@ -115,7 +115,7 @@ def _refuse_unavailable(settings: InferenceSettings) -> None:
     if settings.compile:
         message = "compile=True is not available in execution_mode='general' of this version; use compile=False"
         raise ModeUnavailableError(message)
-    if settings.internal_graph_gen_version != 2:
+    if settings.internal_graph_gen_version != GRAPH_VERSIONS[0]:
         message = (
             f"internal_graph_gen_version={settings.internal_graph_gen_version} is not available in "
             "execution_mode='general' of this version; use 2"

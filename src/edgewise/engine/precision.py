@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -19,13 +19,14 @@ TORCH_DTYPES: dict[Precision, torch.dtype] = {
 
 
 @contextmanager
-def matmul_precision(precision: Precision) -> Iterator[None]:
+def matmul_precision(precision: Precision) -> Generator[None]:
     """Set the precision of float32 matrix products for the duration of a call.
 
     "tf32" allows TF32 on GPUs; every other precision asks for IEEE products on GPU and CPU, even where the program
     around has allowed less.
     """
-    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    # torch's type hints do not know the second one.
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = cuda.fp32_precision, cpu.fp32_precision
     try:
         cuda.fp32_precision = "tf32" if precision == "tf32" else "ieee"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -119,9 +119,7 @@ class Runner:
             rows = torch.arange(start, min(start + n_at_once, n), device=at_atoms.device)
             if self.settings.hessian_vmap:
                 selected = torch.nn.functional.one_hot(rows, n).to(at_atoms.dtype)
-                (by_edge,) = torch.autograd.grad(
-                    at_atoms, edge_vec, selected, retain_graph=True, is_grads_batched=True
-                )
+                (by_edge,) = torch.autograd.grad(at_atoms, edge_vec, selected, retain_graph=True, is_grads_batched=True)
             else:
                 (by_edge,) = torch.autograd.grad(at_atoms[start], edge_vec, retain_graph=True)
                 by_edge = by_edge[None]
@@ -130,7 +128,7 @@ class Runner:
         return hessian
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self) -> Generator[None]:
         """Set what holds during a call, whatever gradient mode and precision the caller is in."""
         saving_memory = self.settings.activation_checkpointing or self.settings.edge_chunk_size is not None
         # A workspace keeps what was computed until the end of the call, which is what saving memory has to avoid.

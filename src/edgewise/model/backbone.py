@@ -69,6 +69,16 @@ class EdgeDegreeEmbedding(nn.Module):
         return summed / DEGREE_RESCALE
 
 
+class FirstConvolution(SO2Convolution):
+    """Holder of the first SO(2) map's weights, with the radial network that scales its input."""
+
+    def __init__(self, config: ModelConfig, n_experts: int, *, extra_scalars: int) -> None:
+        """Make the weights."""
+        super().__init__(config, 2 * config.channels, config.hidden_channels, n_experts, extra_scalars=extra_scalars)
+        in_radial_network = n_experts if config.experts_everywhere else 0
+        self.rad_func = RadialMLP(config, radial_width(config), in_radial_network)
+
+
 class EdgeWise(nn.Module):
     """Messages: rotate in, convolve, activate, convolve, rotate back (MODEL.md section 8, steps 2 to 6)."""
 
@@ -77,10 +87,7 @@ class EdgeWise(nn.Module):
         super().__init__()
         hidden = config.hidden_channels
         extra = config.lmax * hidden if config.activation == "gate" else hidden
-        self.so2_conv_1 = SO2Convolution(config, 2 * config.channels, hidden, n_experts, extra_scalars=extra)
-        self.so2_conv_1.rad_func = RadialMLP(
-            config, radial_width(config), n_experts if config.experts_everywhere else 0
-        )
+        self.so2_conv_1 = FirstConvolution(config, n_experts, extra_scalars=extra)
         self.so2_conv_2 = SO2Convolution(config, hidden, config.channels, n_experts)
         self.config, self.ops = config, ops
         self.shape = MessageShape(config.lmax, config.mmax, config.channels, hidden)
@@ -215,7 +222,11 @@ class Backbone(nn.Module):
 
     def mixed_weights(self, coefficients: Tensor | None) -> ModelWeights:
         """Return the weights of all blocks for one system's coefficients [n_experts]."""
-        return tuple(block.mixed(coefficients) for block in self.blocks)
+        layers: list[LayerWeights] = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            layers.append(block.mixed(coefficients))
+        return tuple(layers)
 
     def forward(
         self,

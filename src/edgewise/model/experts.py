@@ -76,9 +76,7 @@ class ComplexLinear(nn.Module):
 class SO2Convolution(nn.Module):
     """Holder of the weights of one SO(2) convolution; the product itself is the op `so2_linear`."""
 
-    def __init__(
-        self, config: ModelConfig, n_in: int, n_out: int, n_experts: int, *, extra_scalars: int = 0
-    ) -> None:
+    def __init__(self, config: ModelConfig, n_in: int, n_out: int, n_experts: int, *, extra_scalars: int = 0) -> None:
         """Make the weights for `n_in` to `n_out` channels; block m = 0 begins with `extra_scalars` more outputs."""
         super().__init__()
         sizes = block_sizes(config.lmax, config.mmax)
@@ -88,7 +86,9 @@ class SO2Convolution(nn.Module):
     def mixed(self, coefficients: Tensor | None) -> SO2Weights:
         """Return the weights for mixture coefficients [n_experts]."""
         blocks = [self.fc_m0.mixed(coefficients)]
-        blocks += [convolution.mixed(coefficients) for convolution in self.so2_m_conv]
+        for convolution in self.so2_m_conv:
+            assert isinstance(convolution, ComplexLinear)
+            blocks.append(convolution.mixed(coefficients))
         bias = self.fc_m0.bias
         assert bias is not None
         return SO2Weights(blocks=tuple(blocks), bias=bias)
@@ -105,8 +105,9 @@ class DatasetEmbedding(nn.Module):
 
     def forward(self, tasks: Sequence[str]) -> Tensor:
         """Return [n_systems, channels]."""
-        rows = [self.dataset_emb_dict[self.mapping[task]].weight[0] for task in tasks]
-        return torch.stack(rows)
+        first = torch.zeros(1, dtype=torch.int64, device=next(self.parameters()).device)
+        rows = [self.dataset_emb_dict[self.mapping[task]](first) for task in tasks]
+        return torch.cat(rows)
 
 
 class TableEmbedding(nn.Module):

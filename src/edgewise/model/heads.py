@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +15,7 @@ from edgewise.systems import SystemBatch
 
 
 def _scalar_network(n_in: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1)
-    )
+    return nn.Sequential(nn.Linear(n_in, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
 
 
 class EnergyHead(nn.Module):
@@ -68,7 +67,7 @@ class _ExpertEnergyHead(nn.Module):
 
     def forward(self, scalars: Tensor, dataset: int) -> Tensor:
         block = self.energy_block
-        layers = nn.Sequential(block) if isinstance(block, ExpertLinear) else block
+        layers = block if isinstance(block, nn.Sequential) else nn.Sequential(block)
         weights = [layer.weights[dataset] for layer in layers if isinstance(layer, ExpertLinear)]
         return run_layers(layers, scalars, weights)[:, 0]
 
@@ -113,6 +112,8 @@ class ForceHead(nn.Module):
 class StressHead(nn.Module):
     """Direct stress: trace from the scalars, the rest from l = 2 (MODEL.md section 12)."""
 
+    tensors: Tensor
+
     def __init__(self, config: ModelConfig, reduce: str) -> None:
         """Make the head; `reduce` is "sum" or "mean" over atoms."""
         super().__init__()
@@ -128,7 +129,9 @@ class StressHead(nn.Module):
         if self.reduce == "mean":
             summed = summed / batch.n_atoms[:, None]
         identity = torch.eye(3, dtype=x.dtype, device=x.device) / math.sqrt(3)
-        return summed[:, 0, None, None] * identity + torch.einsum("nk,kab->nab", summed[:, 1:], self.tensors.to(x.dtype))
+        return summed[:, 0, None, None] * identity + torch.einsum(
+            "nk,kab->nab", summed[:, 1:], self.tensors.to(x.dtype)
+        )
 
 
 def _traceless_tensors() -> Tensor:

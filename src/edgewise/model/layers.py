@@ -49,7 +49,7 @@ class RadialMLP(nn.Module):
     @property
     def last_bias(self) -> Tensor:
         """Bias of the last layer."""
-        return self.net[6].bias
+        return _bias_of(self.net[6])
 
     def forward(self, edges: EdgeInputs) -> Tensor:
         """Evaluate a network without experts.
@@ -82,13 +82,16 @@ class RadialMLP(nn.Module):
     def _hidden(self, edges: EdgeInputs, weights: Sequence[Tensor]) -> Tensor:
         basis, source, target = torch.split(weights[0], self._splits, dim=1)
         at_source = functional.linear(edges.source, source).index_select(0, edges.edge_index[0])
-        at_target = functional.linear(edges.target, target, self.net[0].bias).index_select(0, edges.edge_index[1])
+        at_target = functional.linear(edges.target, target, _bias_of(self.net[0])).index_select(0, edges.edge_index[1])
         first = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
-        return run_layers(self.net[1:6], first, weights[1:2])
+        return run_layers(nn.Sequential(*list(self.net)[1:6]), first, weights[1:2])
 
 
 class RMSNormSH(nn.Module):
     """Norm "rms_norm_sh": one scale for all degrees, each degree weighted equally (MODEL.md section 8.1)."""
+
+    degrees: Tensor
+    balance: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         """Make a norm for the widths of `config`."""
@@ -135,6 +138,9 @@ class LayerNormPerDegree(nn.Module):
 class LayerNormSH(nn.Module):
     """Norm "layer_norm_sh": ordinary layer norm for l = 0, one shared scale for l >= 1 (MODEL.md section 8.1)."""
 
+    degrees: Tensor
+    balance: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         """Make a norm for the widths of `config`."""
         super().__init__()
@@ -164,6 +170,8 @@ NORMS: dict[str, type[nn.Module]] = {
 class SO3Linear(nn.Module):
     """A linear map of channels for each degree, with a bias on l = 0 only (MODEL.md section 8.2)."""
 
+    degrees: Tensor
+
     def __init__(self, n_in: int, n_out: int, lmax: int) -> None:
         """Make a map from `n_in` to `n_out` channels."""
         super().__init__()
@@ -179,6 +187,8 @@ class SO3Linear(nn.Module):
 
 class SpectralFeedForward(nn.Module):
     """Feed-forward "spectral": two SO3Linear maps with a gate between them (MODEL.md section 8.2)."""
+
+    degrees: Tensor
 
     def __init__(self, config: ModelConfig, n_experts: int = 0) -> None:
         """Make a network for the widths of `config`; experts can be in the gate only."""
@@ -204,6 +214,9 @@ class SpectralFeedForward(nn.Module):
 
 class GridFeedForward(nn.Module):
     """Feed-forward "grid": a pointwise network on a grid of the sphere (MODEL.md section 8.2)."""
+
+    to_grid: Tensor
+    from_grid: Tensor
 
     def __init__(self, config: ModelConfig, n_experts: int = 0) -> None:
         """Make a network for the widths of `config`."""
@@ -237,3 +250,9 @@ def radial_width(config: ModelConfig) -> int:
 
 def _add_to_scalars(x: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([x[:, :1] + bias, x[:, 1:]], dim=1)
+
+
+def _bias_of(layer: nn.Module) -> Tensor:
+    assert isinstance(layer, ExpertLinear)
+    assert layer.bias is not None
+    return layer.bias

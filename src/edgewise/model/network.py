@@ -141,7 +141,9 @@ def _only_head(config: ModelConfig, kinds: Sequence[str]) -> HeadConfig | None:
 def _check_names(expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:
     missing, surplus = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
     if missing:
-        message = f"the checkpoint lacks {len(missing)} parameters that its configuration asks for: {_shortened(missing)}"
+        message = (
+            f"the checkpoint lacks {len(missing)} parameters that its configuration asks for: {_shortened(missing)}"
+        )
         raise CheckpointError(message)
     if surplus:
         message = f"the checkpoint has {len(surplus)} parameters that its configuration has no place for: {_shortened(surplus)}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def _runs(segments: Sequence[EdgeSegment]) -> Iterator[tuple[int, int, int]]:
         n_edges = segment.stop - segment.start
         n_runs = math.ceil(n_edges / EDGES_AT_ONCE)
         bounds = [segment.start + n_edges * run // n_runs for run in range(n_runs + 1)] if n_runs else []
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             yield start, stop, segment.weights
 
 
@@ -193,7 +194,8 @@ class _EdgeMessage(Function):
         return messages
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grad_outputs
         nodes, rotations, envelope_rotations, radial_hidden, edge_index, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             inputs = (nodes, rotations, envelope_rotations, radial_hidden)

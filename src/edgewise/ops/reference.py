@@ -36,9 +36,7 @@ class EdgeGeometry:
 
     def chunk(self, start: int, stop: int) -> EdgeGeometry:
         """Return the geometry of edges start..stop - 1."""
-        return EdgeGeometry(
-            self.gaussians[start:stop], self.rotations[start:stop], self.envelope_rotations[start:stop]
-        )
+        return EdgeGeometry(self.gaussians[start:stop], self.rotations[start:stop], self.envelope_rotations[start:stop])
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,9 @@ def gather_rotate(nodes: Tensor, edge_index: Tensor, rotations: Tensor, radial: 
     return blocks
 
 
-def so2_linear(blocks: Sequence[Tensor], weights: Sequence[SO2Weights], segments: Sequence[EdgeSegment]) -> list[Tensor]:
+def so2_linear(
+    blocks: Sequence[Tensor], weights: Sequence[SO2Weights], segments: Sequence[EdgeSegment]
+) -> list[Tensor]:
     """Apply an SO(2) linear map: one matrix product per order m, with the weights of each edge's system.
 
     Args:
@@ -217,9 +217,7 @@ def gate(blocks: Sequence[Tensor], lmax: int, channels: int) -> list[Tensor]:
     return outputs
 
 
-def grid_activation(
-    blocks: Sequence[Tensor], to_grid: Tensor, from_grid: Tensor, channels: int
-) -> list[Tensor]:
+def grid_activation(blocks: Sequence[Tensor], to_grid: Tensor, from_grid: Tensor, channels: int) -> list[Tensor]:
     """Apply the "s2" activation: SiLU on a grid of the sphere (MODEL.md section 8, step 4).
 
     Args:

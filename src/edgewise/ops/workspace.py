@@ -8,7 +8,7 @@ call took and hands it out again, in the same order, in the next.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -36,8 +36,12 @@ class Workspace:
         self._next = 0
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        """Copies and pickles begin empty: what is inside belongs to a call, and a lock cannot travel."""
+        return Workspace, ()
+
     @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> Generator[None]:
         """Serve `empty` and `scratch` in this thread; a second thread at the same time gets fresh memory."""
         if not self._lock.acquire(blocking=False):
             yield
@@ -60,7 +64,8 @@ class Workspace:
         buffers = [*self._buffers, *self._named.values()]
         return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
-    def _take(self, n_values: int, like: Tensor) -> Tensor:
+    def take(self, n_values: int, like: Tensor) -> Tensor:
+        """Return the next buffer, [n_values]."""
         number = self._next
         self._next += 1
         if number == len(self._buffers):
@@ -69,7 +74,8 @@ class Workspace:
             self._buffers[number] = like.new_empty(int(n_values * HEADROOM))
         return self._buffers[number][:n_values]
 
-    def _take_named(self, name: str, n_values: int, like: Tensor) -> Tensor:
+    def take_named(self, name: str, n_values: int, like: Tensor) -> Tensor:
+        """Return the buffer of a name, [n_values]."""
         key = (name, like.dtype)
         if key not in self._named or self._named[key].numel() < n_values:
             self._named[key] = like.new_empty(n_values)
@@ -81,7 +87,7 @@ def empty(rows: int, columns: int, like: Tensor) -> Tensor:
     workspace = getattr(_active, "workspace", None)
     if workspace is None:
         return like.new_empty(rows, columns)
-    return workspace._take(rows * columns, like).view(rows, columns)
+    return workspace.take(rows * columns, like).view(rows, columns)
 
 
 def scratch(name: str, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -89,4 +95,4 @@ def scratch(name: str, rows: int, columns: int, like: Tensor) -> Tensor:
     workspace = getattr(_active, "workspace", None)
     if workspace is None:
         return like.new_empty(rows, columns)
-    return workspace._take_named(name, rows * columns, like).view(rows, columns)
+    return workspace.take_named(name, rows * columns, like).view(rows, columns)
