@@ -87,8 +87,9 @@ class Module:
 
     @property
     def layer(self) -> str:
-        """Name of the layer, or an empty string for the package itself."""
-        return (self.name.split(".")[1:] or [""])[0]
+        """Name of the layer, or an empty string for the package itself; `python -m` is the command line."""
+        name = (self.name.split(".")[1:] or [""])[0]
+        return LAYERS[-1][0] if name == "__main__" else name
 
     def imports(self) -> list[Import]:
         """Return every import, those inside functions and those for annotations included."""

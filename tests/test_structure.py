@@ -140,6 +140,7 @@ TOY = {
     "adapters/_shared.py": "",
     "adapters/torchsim.py": "from toy.model import layers",
     "cli/__init__.py": "",
+    "__main__.py": "from toy.cli.app import main",
     "cli/app.py": "def main():\n    import toy\n    from toy.adapters.ase import Calculator",
 }
 """A package that keeps the layering, in every form that an import can take."""

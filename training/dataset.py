@@ -25,6 +25,8 @@ class Dataset:
         forces: [n_atoms, 3], eV/Å.
         stress: [n_structures, 3, 3], eV/Å^3; NaN where not all axes are periodic.
         kind: [n_structures] name of the class of structures.
+        rattle: [n_structures] standard deviation of the random displacements, Å; 0 where there are none,
+            NaN where the file does not tell.
     """
 
     numbers: NDArray[np.int64]
@@ -36,6 +38,7 @@ class Dataset:
     forces: NDArray[np.float64]
     stress: NDArray[np.float64]
     kind: NDArray[np.str_]
+    rattle: NDArray[np.float64]
 
     def __len__(self) -> int:
         """Return the number of structures."""
@@ -73,7 +76,9 @@ class Dataset:
     def load(path: Path) -> Dataset:
         """Read a file that `save` wrote."""
         with np.load(path) as stored:
-            values = {item.name: stored[item.name] for item in fields(Dataset)}
+            values = {item.name: stored[item.name] for item in fields(Dataset) if item.name in stored}
+        # Files of the first version do not tell the rattles.
+        values.setdefault("rattle", np.full(len(values["n_atoms"]), np.nan))
         return Dataset(**{name: _expanded(value) for name, value in values.items()})
 
 

@@ -1,6 +1,6 @@
 """Makes random structures and labels them with ASE's EMT potential.
 
-python training/label_emt.py --n 15000 --out emt.npz
+python training/label_emt.py --out emt.npz
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from structures import random_structure
 LARGEST_FORCE = 25.0
 """eV/Å; structures beyond are dropped."""
 
+LARGEST_CLOSE_FORCE = 3000.0
+"""eV/Å; the same for the class of pairs that are too close on purpose."""
+
 CHUNK = 50
 
 
@@ -37,7 +40,8 @@ def labelled_chunk(seed: tuple[int, int]) -> list[tuple[str, Atoms, float, np.nd
         kind, atoms = random_structure(rng)
         label(atoms)
         forces = atoms.get_forces()
-        if not np.isfinite(forces).all() or np.abs(forces).max() > LARGEST_FORCE:
+        limit = LARGEST_CLOSE_FORCE if kind == "close pair" else LARGEST_FORCE
+        if not np.isfinite(forces).all() or np.abs(forces).max() > limit:
             continue
         stress = atoms.get_stress(voigt=False) if atoms.pbc.all() else np.full((3, 3), np.nan)
         energy = float(atoms.get_potential_energy())
@@ -50,8 +54,8 @@ def labelled_chunk(seed: tuple[int, int]) -> list[tuple[str, Atoms, float, np.nd
 def main() -> None:
     """Make a data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=15000, help="number of structures")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--n", type=int, default=30000, help="number of structures")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -75,6 +79,7 @@ def main() -> None:
         forces=np.concatenate([row[3] for row in rows]),
         stress=np.stack([row[4] for row in rows]),
         kind=np.array([row[0] for row in rows]),
+        rattle=np.array([atoms.info.get("rattle", 0.0) for _, atoms, *_ in rows]),
     ).save(arguments.out)
 
 

@@ -1,4 +1,7 @@
-"""Random structures of a few classes, made from prototypes only: nothing is licensed in, nothing is downloaded."""
+"""Random structures of a few classes, made from prototypes only: nothing is licensed in, nothing is downloaded.
+
+Each structure's `info["rattle"]` is the standard deviation of its random displacements in Å.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ LARGEST_STRAIN = 0.06
 RATTLES = (0.02, 0.35)
 """Å, standard deviation of the displacements, drawn log-uniformly."""
 
+CLOSE_DISTANCES = (0.7, 1.9)
+"""Å. Distances of the pairs that teach the wall of the potential."""
+
 
 def _mean_constant(symbols: Sequence[str]) -> float:
     return float(np.mean([LATTICE_CONSTANTS[symbol] for symbol in symbols]))
@@ -33,6 +39,7 @@ def _strained(atoms: Atoms, rng: Generator) -> Atoms:
 def _rattled(atoms: Atoms, rng: Generator) -> Atoms:
     width = np.exp(rng.uniform(*np.log(RATTLES)))
     atoms.positions += rng.normal(0, width, atoms.positions.shape)
+    atoms.info["rattle"] = float(width)
     return atoms
 
 
@@ -123,13 +130,29 @@ def dimer(rng: Generator) -> Atoms:
     return Atoms(symbols, [[0, 0, 0], [rng.uniform(1.4, 6.5), 0, 0]])
 
 
+def close_pair(rng: Generator) -> Atoms:
+    """Two atoms much too close: a dimer, or a crystal or cluster with one atom pushed towards its neighbour."""
+    distance = rng.uniform(*CLOSE_DISTANCES)
+    if rng.random() < 0.5:
+        symbols = [str(item) for item in rng.choice(list(LATTICE_CONSTANTS), 2)]
+        return Atoms(symbols, [[0, 0, 0], [distance, 0, 0]])
+    atoms = (random_alloy, cluster)[int(rng.integers(2))](rng)
+    moved = int(rng.integers(len(atoms)))
+    others = np.delete(np.arange(len(atoms)), moved)
+    away = atoms.get_distances(moved, others, mic=True, vector=True)
+    nearest = away[np.argmin(np.linalg.norm(away, axis=1))]
+    atoms.positions[moved] += nearest * (1 - distance / np.linalg.norm(nearest))
+    return atoms
+
+
 KINDS: dict[str, tuple[float, Callable[[Generator], Atoms]]] = {
     "element crystal": (0.28, element_crystal),
     "ordered alloy": (0.17, ordered_alloy),
-    "random alloy": (0.33, random_alloy),
+    "random alloy": (0.30, random_alloy),
     "slab": (0.10, slab),
     "cluster": (0.06, cluster),
-    "dimer": (0.06, dimer),
+    "dimer": (0.05, dimer),
+    "close pair": (0.04, close_pair),
 }
 """Share and maker of each class."""
 

@@ -2,8 +2,9 @@
 
     python training/train.py --data emt.npz --model emt-mini --out run --minutes 8
 
-The loss is L1 in the energy per atom, the length of the force error, and L1 in the stress times volume per atom. Checkpoints
-hold everything that a later leg needs: starting again with the same `--out` goes on where the last one ended.
+The loss is L1 in the energy per atom, the length of the force error, and L1 in the stress times volume per atom; beyond
+`LARGE_FORCE` errors count relative to the force. Checkpoints hold everything that a later leg needs: starting again with
+the same `--out` takes the very steps that a run without a break would have taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ SCHEDULE_SHARE = 0.97
 
 LARGEST_ENERGY_PER_ATOM_ERROR = 1.0
 """eV; beyond it the energy loss grows no further, so that single far-off structures do not dominate the start."""
+
+
+LARGE_FORCE = 10.0
+"""eV/Å; atoms and structures with a larger force count less in the loss, by the ratio."""
+
+CLOSE_PAIRS = "close pair"
+"""Class of structures that says nothing about sizes of energies and forces in general."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,12 @@ def split(data: Dataset, recipe: Recipe, seed: int = 1) -> dict[str, list[int]]:
 
 
 def reference_energies(data: Dataset, n_elements: int) -> np.ndarray:
-    """Return the energy of each element by least squares over the structures, [n_elements], eV."""
+    """Return the energy of each element by least squares over the structures, [n_elements], eV.
+
+    Args:
+        data: Structures in equilibrium or near it.
+        n_elements: Length of the table; elements that do not occur have 0.
+    """
     counts = np.zeros((len(data), n_elements))
     bounds = data.offsets
     for row in range(len(data)):
@@ -122,7 +136,12 @@ class Batches:
         self.energy, self.stress = torch.from_numpy(data.energy).to(device), torch.from_numpy(data.stress).to(device)
 
     def epoch(self, edges: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yield the structures of each batch of one pass, in random order."""
+        """Yield the structures of each batch of one pass, in random order.
+
+        Args:
+            edges: Directed edges of a batch, about; what is left over at the end of the pass is not used.
+            rng: Decides the order.
+        """
         order = rng.permutation(len(self.data))
         total, start = 0, 0
         for position, number in enumerate(order):
@@ -186,7 +205,16 @@ def _whole_batch(data: Dataset, task: str) -> SystemBatch:
 def predictions(
     network: Network, batch: SystemBatch, edges: EdgeList, scale: float, references: Tensor, *, training: bool
 ) -> dict[str, Tensor]:
-    """Return energy [n] eV, forces [n_atoms, 3] eV/Å and virial [n, 3, 3] eV, differentiable in training."""
+    """Return energy [n] eV, forces [n_atoms, 3] eV/Å and virial [n, 3, 3] eV, differentiable in training.
+
+    Args:
+        network: The student.
+        batch: Structures on the student's device.
+        edges: Their edges.
+        scale: The normaliser, eV and eV/Å.
+        references: Energy of each element by atomic number, eV.
+        training: Keep what a second derivative needs.
+    """
     edge_vec = edges.edge_vec.clone().requires_grad_()
     weights = [network.backbone.mixed_weights(None)]
     output = network(batch, edges, edge_vec, weights, [0] * batch.n_systems)
@@ -204,13 +232,22 @@ def predictions(
 
 
 def loss_terms(predicted: dict[str, Tensor], labels: dict[str, Tensor], batch: SystemBatch) -> dict[str, Tensor]:
-    """Return the three parts of the loss, in eV per atom and eV/Å."""
-    per_atom = ((predicted["energy"] - labels["energy"]) / batch.n_atoms).abs()
-    force = torch.linalg.vector_norm(predicted["forces"] - labels["forces"], dim=1)
+    """Return the three parts of the loss, in eV per atom and eV/Å.
+
+    Args:
+        predicted: What `predictions` returned.
+        labels: "energy" [n] eV, "forces" [n_atoms, 3] eV/Å, "stress" [n, 3, 3] eV/Å^3 with NaN where there is none.
+        batch: The structures.
+    """
+    size = torch.linalg.vector_norm(labels["forces"], dim=1)
+    of_atom = LARGE_FORCE / size.clamp_min(LARGE_FORCE)
+    of_system = torch.ones_like(labels["energy"]).scatter_reduce(0, batch.system_idx, of_atom, "amin")
+    per_atom = ((predicted["energy"] - labels["energy"]) / batch.n_atoms).abs() * of_system
+    force = torch.linalg.vector_norm(predicted["forces"] - labels["forces"], dim=1) * of_atom
     volume = torch.linalg.det(batch.cell).abs()
     known = torch.isfinite(labels["stress"]).all(dim=2).all(dim=1)
     target = torch.where(known[:, None, None], labels["stress"], 0.0) * volume[:, None, None]
-    virial = ((predicted["virial"] - target) / batch.n_atoms[:, None, None]).abs().mean((1, 2))
+    virial = ((predicted["virial"] - target) / batch.n_atoms[:, None, None]).abs().mean((1, 2)) * of_system
     return {
         "energy": per_atom.clamp_max(LARGEST_ENERGY_PER_ATOM_ERROR).mean(),
         "forces": force.mean(),
@@ -226,14 +263,14 @@ class Trainer:
         self.recipe, self.options, self.out, self.device = recipe, options, out, device
         self.config = parse_model_config(recipe.model_config)
         training = data.select(split(data, recipe)["train"])
-        references = reference_energies(training, self.config.max_elements)
-        self.references = torch.from_numpy(references).to(device)
-        self.scale = float(np.sqrt((training.forces**2).mean()))
+        usual = training.select(np.flatnonzero(training.kind != CLOSE_PAIRS).tolist())
+        self.references = torch.from_numpy(reference_energies(usual, self.config.max_elements)).to(device)
+        self.scale = float(np.sqrt((usual.forces**2).mean()))
         torch.manual_seed(options.seed)
         self.network = Network(self.config, REFERENCE).to(device)
         self.averaged = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=options.rate, weight_decay=1e-4)
-        self.step, self.epoch, self.seconds = 0, 0, 0.0
+        self.step, self.epoch, self.batch, self.seconds = 0, 0, 0, 0.0
         self.batches = Batches(training, self.config.cutoff, recipe.task, device)
         self._resume()
 
@@ -248,7 +285,8 @@ class Trainer:
             self.network.load_state_dict(state["network"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.averaged = state["averaged"]
-            self.step, self.epoch, self.seconds = state["step"], state["epoch"], state["seconds"]
+            self.step, self.seconds = state["step"], state["seconds"]
+            self.epoch, self.batch = state["epoch"], state["batch"]
             self.options = Options(**state["options"])
             print(f"resumed at step {self.step}")
 
@@ -262,23 +300,31 @@ class Trainer:
             "averaged": self.averaged,
             "step": self.step,
             "epoch": self.epoch,
+            "batch": self.batch,
             "seconds": self.seconds,
             "scale": self.scale,
             "references": self.references,
             "options": asdict(self.options),
             "model": self.recipe.name,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU",
         }
         torch.save(state, aside)
         aside.replace(self.checkpoint)
 
-    def train(self, minutes: float) -> None:
-        """Train until the schedule or the time ends."""
+    def train(self, minutes: float, last_step: int | None = None) -> None:
+        """Train until the schedule, the time or a given step ends, and save.
+
+        Args:
+            minutes: Time of this leg.
+            last_step: Stop after this many steps of the whole run, though the schedule goes on.
+        """
         begin = last_save = last_print = time.monotonic()
         first_step, sums = self.step, {}
-        while (not self.options.steps or self.step < self.options.steps) and time.monotonic() - begin < 60 * minutes:
+        while not self._is_over(last_step) and time.monotonic() - begin < 60 * minutes:
             rng = np.random.default_rng((self.options.seed, self.epoch))
-            for chosen in self.batches.epoch(self.options.edges, rng):
+            batches = self.batches.epoch(self.options.edges, rng)
+            for chosen in islice(batches, self.batch, None):
                 terms = self._one_step(chosen)
                 sums = {
                     name: sums.get(name, 0.0) * 0.95 + 0.05 * float(value.detach()) for name, value in terms.items()
@@ -295,12 +341,16 @@ class Trainer:
                 if now - last_save > CHECKPOINT_SECONDS:
                     last_save = now
                     self.save()
-                if (self.options.steps and self.step >= self.options.steps) or now - begin > 60 * minutes:
+                if self._is_over(last_step) or now - begin > 60 * minutes:
                     break
             else:
-                self.epoch += 1
+                self.epoch, self.batch = self.epoch + 1, 0
         self.seconds += time.monotonic() - begin
         self.save()
+
+    def _is_over(self, last_step: int | None) -> bool:
+        ends = [end for end in (self.options.steps, last_step) if end]
+        return bool(ends) and self.step >= min(ends)
 
     def _fit_schedule(self, rate: float, minutes: float) -> None:
         """Choose the number of steps that fits; the warm-up, which is not over yet, does not depend on it."""
@@ -322,6 +372,7 @@ class Trainer:
         for name, value in self.network.state_dict().items():
             self.averaged[name].lerp_(value.detach(), 1 - decay)
         self.step += 1
+        self.batch += 1
         return terms
 
 
