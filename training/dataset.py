@@ -66,6 +66,11 @@ class Dataset:
             **{item.name: getattr(self, item.name)[atoms if item.name in per_atom else rows] for item in fields(self)}
         )
 
+    def followed_by(self, other: Dataset) -> Dataset:
+        """Return these structures and then those of another data set."""
+        pairs = {item.name: (getattr(self, item.name), getattr(other, item.name)) for item in fields(self)}
+        return Dataset(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+
     def save(self, path: Path) -> None:
         """Write the file."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

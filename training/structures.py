@@ -20,7 +20,7 @@ LARGEST_STRAIN = 0.06
 RATTLES = (0.02, 0.35)
 """Å, standard deviation of the displacements, drawn log-uniformly."""
 
-CLOSE_DISTANCES = (0.7, 1.9)
+CLOSE_DISTANCES = (0.65, 1.9)
 """Å. Distances of the pairs that teach the wall of the potential."""
 
 
@@ -145,6 +145,23 @@ def close_pair(rng: Generator) -> Atoms:
     return atoms
 
 
+def perfect_crystal(rng: Generator) -> Atoms:
+    """One element, or L1_2, L1_0 or B2 of two, without strain or rattle, at any volume of the range."""
+    a_scale = rng.uniform(*VOLUME_RANGE) ** (1 / 3)
+    first, second = rng.choice(list(LATTICE_CONSTANTS), 2, replace=False)
+    kind = str(rng.choice(["fcc", "bcc", "hcp", "L12", "L10", "B2"], p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1]))
+    if kind in ("fcc", "bcc", "hcp"):
+        second = first
+    a = _mean_constant([first, second]) * a_scale
+    if kind in ("bcc", "B2"):
+        return Atoms([first, second], scaled_positions=[(0, 0, 0), (0.5, 0.5, 0.5)], cell=[a * 0.794] * 3, pbc=True)
+    if kind == "hcp":
+        return bulk(first, "hcp", a=a / np.sqrt(2), c=1.633 * a / np.sqrt(2))
+    atoms = bulk("Cu", "fcc", a=a, cubic=True)
+    atoms.set_chemical_symbols([first, first if kind == "L10" else second, second, second])
+    return atoms
+
+
 KINDS: dict[str, tuple[float, Callable[[Generator], Atoms]]] = {
     "element crystal": (0.28, element_crystal),
     "ordered alloy": (0.17, ordered_alloy),
@@ -153,12 +170,19 @@ KINDS: dict[str, tuple[float, Callable[[Generator], Atoms]]] = {
     "cluster": (0.06, cluster),
     "dimer": (0.05, dimer),
     "close pair": (0.04, close_pair),
+    "perfect crystal": (0.0, perfect_crystal),
 }
-"""Share and maker of each class."""
+"""Share and maker of each class; those without a share are made on demand only."""
 
 
-def random_structure(rng: Generator) -> tuple[str, Atoms]:
-    """Return the class and a random structure."""
+def random_structure(rng: Generator, kind: str | None = None) -> tuple[str, Atoms]:
+    """Return the class and a random structure.
+
+    Args:
+        rng: Decides everything.
+        kind: The class, or None to draw one.
+    """
     names = list(KINDS)
-    kind = str(rng.choice(names, p=[KINDS[name][0] for name in names]))
+    if kind is None:
+        kind = str(rng.choice(names, p=[KINDS[name][0] for name in names]))
     return kind, KINDS[kind][1](rng)

@@ -38,9 +38,6 @@ MEASURED_STEPS = 150
 SCHEDULE_SHARE = 0.97
 """Share of the time that the chosen schedule may take; the first steps are slower than the rest, so this is safe."""
 
-LARGEST_ENERGY_PER_ATOM_ERROR = 1.0
-"""eV; beyond it the energy loss grows no further, so that single far-off structures do not dominate the start."""
-
 
 LARGE_FORCE = 10.0
 """eV/Å; atoms and structures with a larger force count less in the loss, by the ratio."""
@@ -249,7 +246,7 @@ def loss_terms(predicted: dict[str, Tensor], labels: dict[str, Tensor], batch: S
     target = torch.where(known[:, None, None], labels["stress"], 0.0) * volume[:, None, None]
     virial = ((predicted["virial"] - target) / batch.n_atoms[:, None, None]).abs().mean((1, 2)) * of_system
     return {
-        "energy": per_atom.clamp_max(LARGEST_ENERGY_PER_ATOM_ERROR).mean(),
+        "energy": per_atom.mean(),
         "forces": force.mean(),
         "virial": (virial * known).sum() / known.sum().clamp_min(1),
     }
@@ -285,10 +282,17 @@ class Trainer:
             self.network.load_state_dict(state["network"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.averaged = state["averaged"]
+            self.scale, self.references = state["scale"], state["references"]
             self.step, self.seconds = state["step"], state["seconds"]
             self.epoch, self.batch = state["epoch"], state["batch"]
             self.options = Options(**state["options"])
             print(f"resumed at step {self.step}")
+
+    def start_from(self, state: dict[str, Any]) -> None:
+        """Take over the averaged weights of a run, with the sizes that they were made for."""
+        self.network.load_state_dict(state["averaged"])
+        self.averaged = {name: value.detach().clone() for name, value in state["averaged"].items()}
+        self.scale, self.references = state["scale"], state["references"]
 
     def save(self) -> None:
         """Write the state aside and rename it."""
@@ -384,15 +388,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the run")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as fit into the minutes")
+    parser.add_argument("--start", type=Path, help="state.pt of another run, whose averaged weights are taken over")
+    parser.add_argument("--rate", type=float, default=Options.rate, help="peak learning rate")
     parser.add_argument("--edges", type=int, default=60_000, help="directed edges of a batch")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
-    options = Options(steps=arguments.steps, edges=arguments.edges)
+    options = Options(steps=arguments.steps, edges=arguments.edges, rate=arguments.rate)
     start = time.monotonic()
     trainer = Trainer(
         MODELS[arguments.model], Dataset.load(arguments.data), options, arguments.out, torch.device(arguments.device)
     )
     print(f"{len(trainer.batches.data)} structures ready after {time.monotonic() - start:.0f} s", flush=True)
+    if arguments.start and not trainer.step:
+        trainer.start_from(torch.load(arguments.start, map_location=trainer.device, weights_only=True))
     trainer.train(arguments.minutes)
     print(json.dumps({"step": trainer.step, "epoch": trainer.epoch, "seconds": trainer.seconds}))
 
