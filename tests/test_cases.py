@@ -18,6 +18,7 @@ from edgewise.errors import ChargeSpinTypeError, OutOfDomainError
 from edgewise.potential import Potential, StructureResult
 from tests import tolerances
 from tests.cases import copper_cube, copper_primitive, potential, salt, slab, water
+from tests.peak_memory import PeakMemory
 
 MODES = ("general",)
 PRECISIONS = {"float64": tolerances.T64, "float32": tolerances.T32}
@@ -357,6 +358,20 @@ class TestG11Hessian:
         model = engine.fresh(hessian_vmap=vectorised)
         assert np.array_equal(model.hessian(Atoms("H", info={"spin": 2}), "omol"), np.zeros((3, 3)))
         assert np.array_equal(model.hessian(oxygen(10.0), "omol"), np.zeros((6, 6)))
+
+    def test_the_loop_uses_less_memory(self, engine: Engine) -> None:
+        def peak(n_atoms: int, *, vectorised: bool) -> int:
+            chain = Atoms("N" * n_atoms, [[2.6 * i, 0.3 * (-1) ** i, 0] for i in range(n_atoms)])
+            model = engine.fresh(hessian_vmap=vectorised)
+            model.predict([chain], "omat")
+            with PeakMemory() as memory:
+                model.hessian(chain, "omat")
+            return memory.peak
+
+        small, large = peak(8, vectorised=False), peak(24, vectorised=False)
+        # Three times the atoms of a chain have about three times the edges, and one row is kept at a time.
+        assert large < 4 * small
+        assert peak(24, vectorised=True) > 5 * large
 
     def test_chunked_and_checkpointed_engines_give_the_same(self, engine: Engine) -> None:
         plain = engine.fresh().hessian(water(), "omol")
