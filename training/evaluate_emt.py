@@ -34,6 +34,9 @@ import edgewise
 CRYSTALS = ("element crystal", "ordered alloy", "random alloy", "slab")
 """Classes that are rattled crystals and surfaces."""
 
+NO_FORCE = 1e-3
+"""eV/Å; classes whose forces are smaller by symmetry have no direction to compare."""
+
 NOT_FOR = (
     "research. EMT itself is crude (its bulk modulus of aluminium is half of the real one), and ASE's own EMT is exact and "
     "faster; this model exists to try the package and to test it. For research load a UMA model."
@@ -61,8 +64,9 @@ def errors_by_class(potential: edgewise.Potential, data: Dataset, chosen: list[i
             "structures": int(systems.sum()),
             "energy MAE (meV/atom)": _rounded(1000 * energy.mean()),
             "force MAE (meV/Å)": _rounded(1000 * np.abs(force).mean()),
-            "force cosine": _rounded(_cosine(results.forces[atoms], part.forces[atoms])),
         }
+        if np.abs(part.forces[atoms]).mean() > NO_FORCE:
+            rows[kind]["force cosine"] = _rounded(_cosine(results.forces[atoms], part.forces[atoms]))
         if known.any():
             difference = np.abs(results.stress[known] - part.stress[known]).mean()
             rows[kind]["stress MAE (GPa)"] = _rounded(difference / units.GPa)
@@ -210,6 +214,7 @@ def make_card(state: dict[str, Any], data: Dataset, model: str, picoseconds: flo
         "trained": {
             "date": state["date"],
             "steps": state["step"],
+            "steps of an earlier run that it starts from": state["earlier_steps"],
             "passes over the data": state["epoch"],
             "seconds": round(state["seconds"]),
             "device": state["device"],

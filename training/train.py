@@ -268,6 +268,7 @@ class Trainer:
         self.averaged = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=options.rate, weight_decay=1e-4)
         self.step, self.epoch, self.batch, self.seconds = 0, 0, 0, 0.0
+        self.earlier_steps = 0
         self.batches = Batches(training, self.config.cutoff, recipe.task, device)
         self._resume()
 
@@ -284,6 +285,7 @@ class Trainer:
             self.averaged = state["averaged"]
             self.scale, self.references = state["scale"], state["references"]
             self.step, self.seconds = state["step"], state["seconds"]
+            self.earlier_steps = state["earlier_steps"]
             self.epoch, self.batch = state["epoch"], state["batch"]
             self.options = Options(**state["options"])
             print(f"resumed at step {self.step}")
@@ -293,6 +295,7 @@ class Trainer:
         self.network.load_state_dict(state["averaged"])
         self.averaged = {name: value.detach().clone() for name, value in state["averaged"].items()}
         self.scale, self.references = state["scale"], state["references"]
+        self.earlier_steps = state["step"] + state.get("earlier_steps", 0)
 
     def save(self) -> None:
         """Write the state aside and rename it."""
@@ -303,6 +306,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "averaged": self.averaged,
             "step": self.step,
+            "earlier_steps": self.earlier_steps,
             "epoch": self.epoch,
             "batch": self.batch,
             "seconds": self.seconds,
