@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from competitors import Competitor
 
 LARGEST_FORCE_ERROR = 1e-4
 """Relative L2 error of forces beyond which nothing is timed."""
+
+PAUSE = 0.5
+"""s, between two timed calls."""
 
 
 def copper(repeats: int) -> dict[str, Any]:
@@ -92,6 +96,8 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     for _ in range(arguments.rounds):
         for name, engine in engines.items():
+            # Worker threads of the other engine spin for a while after its call.
+            time.sleep(PAUSE)
             seconds[name].append(engine.run(structure, arguments.task)["seconds"])
     exact = engines["fairchem"].run(structure, arguments.task, "float64")
     rows = []
@@ -111,7 +117,8 @@ def main() -> None:
             "load_before": load_before,
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": "benchmarks/cpu_step.py",
+            "command": f"python benchmarks/cpu_step.py --repeats {arguments.repeats} --threads {arguments.threads} "
+            f"--rounds {arguments.rounds}",
         }
         if row["error_against_float64"]["forces_relative"] > LARGEST_FORCE_ERROR:
             message = f"{name} is off by {row['error_against_float64']}; no times are reported"
