@@ -24,7 +24,7 @@ IMPORT_SECONDS = 0.3
 HELP_SECONDS = 1.0
 ATTEMPTS = 3
 
-NOT_AN_OP = {"__init__", "reference", "workspace"}
+NOT_AN_OP = {"__init__", "fast", "launch", "packed_rotation", "reference", "workspace"}
 """Files of ops/ that hold what several operations share; `_*.py` and `*_kernels.py` are parts of others as well."""
 
 HEAVY = ("torch", "triton", "ase", "numpy")

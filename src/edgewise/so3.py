@@ -238,6 +238,56 @@ def edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:
     return torch.stack(rows, dim=1)
 
 
+@functools.cache
+def packed_entries(lmax: int, mmax: int) -> tuple[int, ...]:
+    """Return which entries of a flattened dense rotation the packed one holds, in its order.
+
+    Degree by degree; in a degree the rows m = -min(l, mmax)..min(l, mmax), each with all its 2l + 1 columns. These are
+    the only entries that are not zero: 35 of 81 for lmax = mmax = 2.
+    """
+    row_of = {index: row for row, index in enumerate(m_major_order(lmax, mmax))}
+    entries: list[int] = []
+    for degree in range(lmax + 1):
+        highest = min(degree, mmax)
+        for m in range(-highest, highest + 1):
+            start = row_of[degree * degree + degree + m] * n_coefficients(lmax) + degree * degree
+            entries += range(start, start + 2 * degree + 1)
+    return tuple(entries)
+
+
+def pack_rotations(rotations: Tensor, lmax: int, mmax: int) -> Tensor:
+    """Take the entries of dense rotations that are not zero; gradients come back dense, zero off the blocks.
+
+    Args:
+        rotations: [n_edges, n_edge_coefficients, (lmax + 1)^2], as `edge_rotations` makes them.
+        lmax: Largest degree.
+        mmax: Largest order.
+
+    Returns:
+        [n_edges, number of packed entries], in the order of `packed_entries`.
+    """
+    entries = torch.tensor(packed_entries(lmax, mmax), device=rotations.device)
+    return rotations.flatten(1).index_select(1, entries)
+
+
+def packed_edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:
+    """Build the packed rotations into the edge frame; the same values as `edge_rotations` has in its blocks.
+
+    Args:
+        directions: [n_edges, 3] unit vectors from target to source.
+        lmax: Largest degree.
+        mmax: Largest order kept on edges.
+
+    Returns:
+        [n_edges, number of packed entries], in the order of `packed_entries`.
+    """
+    parts: list[Tensor] = []
+    for degree, block in enumerate(rotation_blocks(edge_frames(directions), lmax)):
+        highest = min(degree, mmax)
+        parts.append(block[:, degree - highest : degree + highest + 1].flatten(1))
+    return torch.cat(parts, dim=1)
+
+
 def grid_matrices(
     lmax: int, mmax: int, resolution: int | None = None, *, on_edges: bool = False
 ) -> tuple[Tensor, Tensor]:

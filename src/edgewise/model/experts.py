@@ -7,7 +7,7 @@ it can be computed once and kept. Where a map has no experts its plain weights a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def mixed_layers(network: nn.Sequential, coefficients: Tensor | None) -> tuple[T
     return tuple(layer.mixed(coefficients) for layer in network if isinstance(layer, ExpertLinear))
 
 
-def run_layers(network: nn.Sequential, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def run_layers(network: Iterable[nn.Module], x: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Run a network with the given weights in its linear layers."""
     remaining = iter(weights)
     for layer in network:

@@ -84,7 +84,7 @@ class RadialMLP(nn.Module):
         at_source = functional.linear(edges.source, source).index_select(0, edges.edge_index[0])
         at_target = functional.linear(edges.target, target, _bias_of(self.net[0])).index_select(0, edges.edge_index[1])
         first = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
-        return run_layers(nn.Sequential(*list(self.net)[1:6]), first, weights[1:2])
+        return run_layers(list(self.net)[1:6], first, weights[1:2])
 
 
 class RMSNormSH(nn.Module):

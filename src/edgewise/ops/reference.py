@@ -10,7 +10,7 @@ with n_m = lmax - m + 1. They are the operands of the matrix products, so nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,8 @@ class EdgeGeometry:
 
     Attributes:
         gaussians: [n_edges, n_basis] radial basis.
-        rotations: [n_edges, n_edge_coefficients, n_coefficients] into the edge frame, rows in m-major order.
+        rotations: [n_edges, n_edge_coefficients, n_coefficients] into the edge frame, rows in m-major order; operations
+            that take packed ones have [n_edges, number of packed entries].
         envelope_rotations: The same multiplied by the envelope of the edge, for the way back to the nodes.
     """
 
@@ -110,7 +111,14 @@ class EdgeSegment:
 
 
 def edge_geometry(
-    edge_vec: Tensor, cutoff: float, centres: Tensor, lmax: int, mmax: int, dtype: torch.dtype
+    edge_vec: Tensor,
+    cutoff: float,
+    centres: Tensor,
+    lmax: int,
+    mmax: int,
+    dtype: torch.dtype,
+    *,
+    make_rotations: Callable[[Tensor, int, int], Tensor] = edge_rotations,
 ) -> EdgeGeometry:
     """Compute radial basis, envelope and rotations of each edge (MODEL.md sections 4 and 5).
 
@@ -121,6 +129,7 @@ def edge_geometry(
         lmax: Largest degree.
         mmax: Largest order on edges.
         dtype: Type of the results.
+        make_rotations: Makes rotations from directions [n_edges, 3], lmax and mmax.
 
     Returns:
         The geometry; gradients flow to `edge_vec`.
@@ -132,11 +141,12 @@ def edge_geometry(
     envelope = torch.where(u < 1, 1 - 21 * u**5 + 35 * u**6 - 15 * u**7, torch.zeros_like(u))
     width = 2 * (centres[1] - centres[0])
     gaussians = torch.exp(-0.5 * ((distance[:, None] - centres) / width) ** 2)
-    rotations = edge_rotations(directions, lmax, mmax)
+    rotations = make_rotations(directions, lmax, mmax)
+    scales = envelope.reshape(-1, *[1] * (rotations.dim() - 1))
     return EdgeGeometry(
         gaussians=gaussians.to(dtype),
         rotations=rotations.to(dtype),
-        envelope_rotations=(rotations * envelope[:, None, None]).to(dtype),
+        envelope_rotations=(rotations * scales).to(dtype),
     )
 
 
@@ -273,13 +283,16 @@ def radial_factors(hidden: Tensor, weights: Sequence[MessageWeights], segments: 
     Returns:
         [n_edges, sum of n_m * 2 * channels].
     """
+    if len(segments) == 1:
+        only = weights[segments[0].weights]
+        return functional.linear(hidden, only.radial, only.radial_bias)
     parts = [
         functional.linear(
             hidden[item.start : item.stop], weights[item.weights].radial, weights[item.weights].radial_bias
         )
         for item in segments
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return torch.cat(parts)
 
 
 def edge_message(

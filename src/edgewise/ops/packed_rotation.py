@@ -1,0 +1,35 @@
+"""Rotations of edges as the values of their blocks alone: 1 + 9 + 25 in place of 81 for lmax = mmax = 2."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from edgewise.so3 import pack_rotations, packed_entries
+
+MMAX_OF = {len(packed_entries(2, mmax)): mmax for mmax in (1, 2)}
+"""Largest order by the number of packed values: {25: 1, 35: 2}."""
+
+
+def as_packed(rotations: Tensor) -> Tensor:
+    """Return packed rotations for packed or dense ones.
+
+    Args:
+        rotations: [n_edges, 35] or [n_edges, 25] (lmax 2; mmax 2 or 1), or dense [n_edges, n_edge_coefficients, 9].
+
+    Raises:
+        ValueError: Another shape.
+    """
+    if rotations.dim() == 3 and tuple(rotations.shape[1:]) in ((9, 9), (7, 9)):
+        return pack_rotations(rotations, 2, 2 if rotations.shape[1] == 9 else 1)
+    if rotations.dim() == 2 and rotations.shape[1] in MMAX_OF:
+        return rotations
+    message = (
+        f"rotations have shape {tuple(rotations.shape)}; allowed are [n_edges, 35] and [n_edges, 9, 9] (mmax = 2), "
+        "[n_edges, 25] and [n_edges, 7, 9] (mmax = 1)"
+    )
+    raise ValueError(message)
+
+
+def mmax_of_packed(rotations: Tensor) -> int:
+    """Return the largest order of packed rotations [n_edges, 35] or [n_edges, 25]."""
+    return MMAX_OF[rotations.shape[1]]
