@@ -15,7 +15,8 @@ LAYERS = (
     ("errors",),
     ("settings",),
     ("systems",),
-    ("neighbors", "so3"),
+    ("cell_list", "so3"),
+    ("neighbors",),
     ("ops",),
     ("model",),
     ("weights",),
@@ -30,6 +31,7 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 ALWAYS = {
     "systems": {"numpy", "torch"},
+    "cell_list": {"numpy", "torch"},
     "neighbors": {"numpy", "torch", "vesin"},
     "so3": {"numpy", "torch"},
     "ops": {"numpy", "torch", "triton"},

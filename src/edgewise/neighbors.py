@@ -1,4 +1,4 @@
-"""Directed edges between atoms within the cutoff, sorted by target: built by vesin on the CPU.
+"""Directed edges between atoms within the cutoff, sorted by target: built by vesin on the CPU, by tensors on GPUs.
 
 This module decides the direction of edges and shifts once (MODEL.md section 3): an edge goes from a source to a
 target, and its vector points from the target to the source image, r_source + shift . cell - r_target.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from vesin import NeighborList
 
+from edgewise import cell_list
 from edgewise.errors import InvalidStructureError
 from edgewise.systems import SystemBatch
 
@@ -55,7 +56,9 @@ class EdgeList:
         )
 
 
-def build_edges(batch: SystemBatch, cutoff: float, max_neighbors: int | None = None) -> EdgeList:
+def build_edges(
+    batch: SystemBatch, cutoff: float, max_neighbors: int | None = None, device: torch.device | None = None
+) -> EdgeList:
     """Find all edges within the cutoff, self-images included.
 
     Args:
@@ -63,22 +66,33 @@ def build_edges(batch: SystemBatch, cutoff: float, max_neighbors: int | None = N
         cutoff: Å, inclusive.
         max_neighbors: Cap on the neighbours of each atom, not strict: with t the squared distance of the first one
             past the cap, all with d^2 <= t + 0.01 Å^2 stay. None or a number below 1 keeps all.
+        device: Where to work. None and the CPU take vesin; every other device works itself and keeps the result.
 
     Raises:
         InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å, or the cell is so small that
             an atom would see an absurd number of images.
     """
+    for system in range(batch.n_systems):
+        _check_image_count(batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, _name(batch, system))
+    if device is None or device.type == "cpu" or batch.n_systems == 0 or not cell_list.fits(batch, cutoff):
+        return _edges_on_cpu(batch, cutoff, max_neighbors)
+    return _edges_on_device(batch, cutoff, max_neighbors, device)
+
+
+def _name(batch: SystemBatch, system: int) -> str:
+    return "the structure" if batch.n_systems == 1 else f"structure {system}"
+
+
+def _edges_on_cpu(batch: SystemBatch, cutoff: float, max_neighbors: int | None) -> EdgeList:
     offsets = batch.offsets()
     indices, shifts, vectors, counts = [], [], [], []
     n_capped = 0
     for system in range(batch.n_systems):
         start, stop = offsets[system], offsets[system + 1]
-        where = "the structure" if batch.n_systems == 1 else f"structure {system}"
-        edges = _system_edges(
-            batch.positions[start:stop].numpy(), batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, where
+        index, shift, vector, distance = _system_edges(
+            batch.positions[start:stop].numpy(), batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff
         )
-        index, shift, vector, distance = edges
-        _check_distances(index, shift, distance, where)
+        _check_distances(index, shift, distance, _name(batch, system))
         if max_neighbors is not None and max_neighbors > 0:
             keep, capped = _apply_cap(index[1], distance, max_neighbors, stop - start)
             index, shift, vector = index[:, keep], shift[keep], vector[keep]
@@ -96,11 +110,29 @@ def build_edges(batch: SystemBatch, cutoff: float, max_neighbors: int | None = N
     )
 
 
+def _edges_on_device(batch: SystemBatch, cutoff: float, max_neighbors: int | None, device: torch.device) -> EdgeList:
+    """Find the edges by `cell_list`; what is rare, an error or a cap that binds, is settled on the CPU."""
+    found = cell_list.find_edges(batch, cutoff, device)
+    n_atoms, target = batch.positions.shape[0], found.edge_index[1]
+    per_atom = torch.bincount(target, minlength=n_atoms)
+    per_system = torch.zeros(batch.n_systems, dtype=torch.int64, device=device)
+    per_system = per_system.index_add(0, batch.system_idx.to(device), per_atom)
+    nearest = found.squared.min()[None] if target.shape[0] else torch.full((1,), torch.inf, device=device)
+    # One transfer tells everything that the host has to know.
+    summary = torch.cat(
+        [nearest.to(torch.float64), per_atom.max()[None].to(torch.float64), per_system.to(torch.float64)]
+    )
+    smallest, most, *counts = summary.tolist()
+    capped = max_neighbors is not None and 0 < max_neighbors < most
+    if capped or smallest < SMALLEST_DISTANCE**2:
+        return _edges_on_cpu(batch, cutoff, max_neighbors).to(device)
+    return EdgeList(found.edge_index, found.shifts, found.edge_vec, tuple(int(count) for count in counts), 0)
+
+
 def _system_edges(
-    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float, where: str
+    positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return edge index [2, n], shifts [n, 3], vectors [n, 3] and distances [n] of one structure, sorted."""
-    _check_image_count(cell, pbc, cutoff, where)
     finder = NeighborList(cutoff=cutoff, full_list=True, sorted=False)
     target, source, shift = finder.compute(
         points=positions, box=cell if pbc.any() else np.zeros((3, 3)), periodic=pbc, quantities="ijS"

@@ -138,7 +138,8 @@ class Runner:
 
     def _edges(self, batch: SystemBatch) -> EdgeList:
         config = self.network.config
-        edges = build_edges(batch, config.cutoff, config.max_neighbors)
+        device = None if self.settings.external_graph_gen else self.device
+        edges = build_edges(batch, config.cutoff, config.max_neighbors, device)
         if edges.n_capped and not self.n_capped:
             warnings.warn(
                 f"{edges.n_capped} atoms have more than {config.max_neighbors} neighbours within {config.cutoff} Å; "

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from edgewise.so3 import pack_rotations, packed_entries
 
-MMAX_OF = {len(packed_entries(2, mmax)): mmax for mmax in (1, 2)}
-"""Largest order by the number of packed values: {25: 1, 35: 2}."""
+SIZES = {mmax: len(packed_entries(2, mmax)) for mmax in (2, 1)}
+"""Number of packed values by the largest order: {2: 35, 1: 25}."""
 
 
 def as_packed(rotations: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def as_packed(rotations: Tensor) -> Tensor:
     """
     if rotations.dim() == 3 and tuple(rotations.shape[1:]) in ((9, 9), (7, 9)):
         return pack_rotations(rotations, 2, 2 if rotations.shape[1] == 9 else 1)
-    if rotations.dim() == 2 and rotations.shape[1] in MMAX_OF:
+    if rotations.dim() == 2 and rotations.shape[1] in (SIZES[2], SIZES[1]):
         return rotations
     message = (
         f"rotations have shape {tuple(rotations.shape)}; allowed are [n_edges, 35] and [n_edges, 9, 9] (mmax = 2), "
@@ -32,4 +32,4 @@ def as_packed(rotations: Tensor) -> Tensor:
 
 def mmax_of_packed(rotations: Tensor) -> int:
     """Return the largest order of packed rotations [n_edges, 35] or [n_edges, 25]."""
-    return MMAX_OF[rotations.shape[1]]
+    return 2 if rotations.shape[1] == SIZES[2] else 1
