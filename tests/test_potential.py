@@ -115,7 +115,6 @@ def test_description() -> None:
     ("settings", "words"),
     [
         ({"execution_mode": "fused"}, "not part of this version"),
-        ({"execution_mode": "umas_fast_gpu", "precision": "float32"}, "not part of this version"),
         ({"precision": "fast"}, "execution_mode='fused'"),
         ({"compile": True}, "compile=True"),
         ({"internal_graph_gen_version": 3}, "internal_graph_gen_version=3"),

@@ -24,6 +24,7 @@ from edgewise.errors import (
 from edgewise.model.config import ModelConfig, parse_model_config
 from edgewise.model.network import build_network
 from edgewise.model.tasks import TaskScales, parse_tasks
+from edgewise.ops import Ops
 from edgewise.settings import InferenceSettings
 from edgewise.systems import SystemBatch, batch_from_atoms
 from edgewise.weights import Checkpoint, read_checkpoint
@@ -165,6 +166,19 @@ class Potential:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._allowances = Allowances(charge_spin, lone_atoms, any_element)
+        return other
+
+    def with_ops(self, ops: Ops) -> Potential:
+        """Return the same model on other implementations of the operations, for benchmarks and tests.
+
+        Args:
+            ops: The record, for example of `edgewise.ops.fast.fast_ops`; `describe()` does not know of it.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        with torch.inference_mode(mode=False):
+            network = self._runner.network.with_ops(ops)
+            other._runner = Runner(network, self._scales, self.settings, self.device, self._plan.precision)
         return other
 
     def predict(self, structures: Sequence[Atoms] | Atoms, task: str | Sequence[str] | None = None) -> Results:

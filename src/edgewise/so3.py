@@ -116,13 +116,15 @@ def _coupling_to_next_degree(degree: int) -> Tensor:
     return coupling / torch.linalg.vector_norm(coupling, dim=0)
 
 
+# For a compiler the result is a constant: nothing of what makes it is part of the compiled program.
+@torch.compiler.assume_constant_result
 @functools.cache
-def _recursion_matrix(degree: int) -> Tensor:
-    """Return the matrix that maps D^1 (x) D^(l-1), flattened, to D^l, flattened, float64."""
+def _recursion_matrix(degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix that maps D^1 (x) D^(l-1), flattened, to D^l, flattened."""
     n_previous, n = 2 * degree - 1, 2 * degree + 1
     coupling = _coupling_to_next_degree(degree).reshape(3, n_previous, n)
     matrix = torch.einsum("ikm,jln->ijklmn", coupling, coupling)
-    return matrix.reshape(9 * n_previous**2, n * n)
+    return matrix.reshape(9 * n_previous**2, n * n).to(dtype=dtype, device=device)
 
 
 def rotation_blocks(rotations: Tensor, lmax: int) -> list[Tensor]:
@@ -146,7 +148,7 @@ def rotation_blocks(rotations: Tensor, lmax: int) -> list[Tensor]:
             continue
         previous = blocks[-1].flatten(1)
         products = (rotations.reshape(n, 9, 1) * previous[:, None, :]).flatten(1)
-        matrix = _recursion_matrix(degree).to(dtype=rotations.dtype, device=rotations.device)
+        matrix = _recursion_matrix(degree, rotations.dtype, rotations.device)
         blocks.append((products @ matrix).reshape(n, 2 * degree + 1, 2 * degree + 1))
     return blocks
 

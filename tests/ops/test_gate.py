@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edgewise.ops import gate as module
 from edgewise.ops import reference
-from edgewise.ops.gate import _gate, _gate_backward, gate, has_kernel
+from edgewise.ops.gate import _gate, gate, gate_backward, has_kernel
 from edgewise.ops.launch import MAX_PROGRAMS
 from tests.ops.kernel_problems import Problem, count_compilations, gradients, poisoned_memory
 
@@ -113,7 +113,7 @@ def test_registration(mmax: int) -> None:
     torch.library.opcheck(_gate, (*blocks, MAX_PROGRAMS))
     outputs = [torch.randn_like(block) for block in _gate(*blocks, MAX_PROGRAMS)]
     plain = [block.detach() for block in blocks]
-    torch.library.opcheck(_gate_backward, (*plain, *outputs, MAX_PROGRAMS))
+    torch.library.opcheck(gate_backward, (*plain, *outputs, MAX_PROGRAMS))
 
 
 def test_compiled_runs_give_the_same_bits_and_compile_once() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from edgewise.errors import PropertyUnavailableError
 from edgewise.ops import reference
-from edgewise.ops.gather_rotate import _gather_rotate, _gather_rotate_backward, gather_rotate
+from edgewise.ops.gather_rotate import _gather_rotate, gather_rotate, gather_rotate_backward
 from edgewise.ops.launch import MAX_PROGRAMS
 from tests.ops.kernel_problems import (
     SIZES,
@@ -116,7 +116,7 @@ def test_registration(mmax: int) -> None:
     torch.library.opcheck(_gather_rotate, (*inputs, True, MAX_PROGRAMS))
     blocks = [torch.randn_like(block) for block in _gather_rotate(*inputs, True, MAX_PROGRAMS)]
     plain = [tensor.detach() for tensor in inputs]
-    torch.library.opcheck(_gather_rotate_backward, (*blocks, *plain, True, MAX_PROGRAMS))
+    torch.library.opcheck(gather_rotate_backward, (*blocks, *plain, True, MAX_PROGRAMS))
 
 
 def test_changing_numbers_of_edges_compile_once() -> None:

@@ -8,7 +8,7 @@ import torch
 from edgewise.errors import PropertyUnavailableError
 from edgewise.ops import reference
 from edgewise.ops.launch import MAX_PROGRAMS
-from edgewise.ops.rotate_scatter import _rotate_scatter, _rotate_scatter_backward, rotate_scatter
+from edgewise.ops.rotate_scatter import _rotate_scatter, rotate_scatter, rotate_scatter_backward
 from tests.ops.kernel_problems import (
     SIZES,
     Problem,
@@ -133,7 +133,7 @@ def test_registration(mmax: int) -> None:
     torch.library.opcheck(_rotate_scatter, (*inputs, problem.n_atoms, True, MAX_PROGRAMS))
     gradient = torch.randn(problem.n_atoms, 9, 4, dtype=torch.float64, device=blocks[0].device)
     plain = [tensor.detach() for tensor in inputs]
-    torch.library.opcheck(_rotate_scatter_backward, (gradient, *plain, True, MAX_PROGRAMS))
+    torch.library.opcheck(rotate_scatter_backward, (gradient, *plain, True, MAX_PROGRAMS))
 
 
 def test_changing_numbers_of_edges_compile_once() -> None:

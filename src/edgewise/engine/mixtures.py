@@ -50,12 +50,17 @@ class Mixtures:
         return sum(map(_n_bytes, self._kept.values()))
 
     def for_batch(self, batch: SystemBatch) -> tuple[list[ModelWeights], list[int]]:
-        """Return the distinct weights of a batch and, for each system, the number of those it uses."""
+        """Return the distinct weights of a batch and, for each system, the number of those it uses.
+
+        Args:
+            batch: The structures, best on the CPU: only new kinds of systems need the device.
+        """
         keys = self._keys(batch)
         distinct = list(dict.fromkeys(keys))
         found = {key: self._kept[key] for key in distinct if key in self._kept}
         if len(found) < len(distinct):
-            coefficients = self._network.backbone.mixture_coefficients(batch)
+            device = next(self._network.parameters()).device
+            coefficients = self._network.backbone.mixture_coefficients(batch.to(device))
             for key in distinct:
                 if key not in found:
                     row = None if coefficients is None else coefficients[keys.index(key)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import importlib.util
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -44,9 +45,8 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     Raises:
         ModeUnavailableError: A mode, precision or option was asked for by name and cannot serve here.
     """
-    _refuse_unavailable(settings)
-    asked = settings.execution_mode is not None
-    reason = "asked for" if asked else "chosen because it is the only mode of this version"
+    mode, reason = _choose_mode(config, settings, device)
+    _refuse_unavailable(settings, mode)
     precision = settings.resolve_precision(device.type)
     notes: list[str] = []
     if config.activation == "s2":
@@ -54,9 +54,10 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     if precision == "tf32" and device.type != "cuda":
         precision = "float32"
         notes.append(f"TF32 exists on CUDA devices only; float32 runs on {device.type}")
-    ops, operations = _choose_ops(config, device)
+    choose = _fast_ops if mode == "umas_fast_gpu" else _general_ops
+    ops, operations = choose(config, settings, device)
     return Plan(
-        mode="general",
+        mode=mode,
         mode_reason=reason,
         precision=precision,
         ops=ops,
@@ -65,19 +66,92 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     )
 
 
-def _choose_ops(config: ModelConfig, device: torch.device) -> tuple[Ops, dict[str, str]]:
+def _choose_mode(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[str, str]:
+    """Return the mode and why."""
+    asked = settings.execution_mode
+    if asked == "fused":
+        message = "execution_mode='fused' is not part of this version; use 'umas_fast_gpu', 'general' or None"
+        raise ModeUnavailableError(message)
+    if asked == "general":
+        return "general", "asked for"
+    obstacles = _obstacles_to_fast(config, device)
+    if asked == "umas_fast_gpu":
+        if obstacles:
+            message = f"execution_mode='umas_fast_gpu' cannot serve: {'; '.join(obstacles)}; use 'general' or None"
+            raise ModeUnavailableError(message)
+        return "umas_fast_gpu", "asked for"
+    # What is right to ask for by name need not be the best choice by default.
+    if settings.resolve_precision(device.type) == "float64":
+        obstacles.append("float64 is asked for")
+    if settings.activation_checkpointing:
+        obstacles.append("activation_checkpointing=True is asked for")
+    if not settings.merge_mole:
+        obstacles.append("merge_mole=False is asked for")
+    if device.type != "cuda":
+        return "general", f"chosen on {device.type}"
+    if obstacles:
+        return "general", f"chosen because umas_fast_gpu cannot serve: {'; '.join(obstacles)}"
+    return "umas_fast_gpu", "chosen because it is the fastest mode that serves this model on a GPU"
+
+
+def _obstacles_to_fast(config: ModelConfig, device: torch.device) -> list[str]:
+    """Return the conditions of mode umas_fast_gpu that do not hold."""
+    obstacles: list[str] = []
+    if importlib.util.find_spec("triton") is None:
+        obstacles.append("Triton is not installed (builds of torch for GPUs bring it)")
+    elif device.type != "cuda":
+        from edgewise.ops.launch import is_interpreted
+
+        if not is_interpreted():
+            obstacles.append(f"the device is {device.type}, not cuda")
+    if config.lmax != 2 or config.mmax not in (1, 2):
+        obstacles.append(
+            f"its kernels are for lmax 2 with mmax 2 or 1, and the model has lmax {config.lmax}, mmax {config.mmax}"
+        )
+    return obstacles
+
+
+def _general_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
     """Return the implementations of mode general, and for each operation what runs and why."""
-    operations = {item.name: "plain PyTorch (mode general runs nothing else)" for item in fields(Ops)}
-    if config.activation != "gate":
-        del operations["edge_message"], operations["gate"]
-        return REFERENCE, operations
-    del operations["grid_activation"]
-    if device.type != "cpu":
+    operations = _operations(config, "plain PyTorch (mode general runs nothing else)")
+    if config.activation != "gate" or device.type != "cpu" or settings.compile:
         return REFERENCE, operations
     operations["edge_message"] = "PyTorch with the backward pass written out (faster on CPUs)"
     for name in ("gather_rotate", "so2_linear", "gate", "radial_factors"):
         operations[name] = "part of edge_message; plain PyTorch for second derivatives"
     return WRITTEN_OUT, operations
+
+
+def _fast_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
+    """Return the implementations of mode umas_fast_gpu, and for each operation what runs and why."""
+    from edgewise.ops.fast import Optimizations, fast_ops
+
+    operations = _operations(config, "plain PyTorch, cuBLAS products")
+    where = "Triton kernels" + ("" if device.type == "cuda" else " in Triton's interpreter")
+    operations["edge_geometry"] = "plain PyTorch, packed rotations"
+    operations["gather_rotate"] = operations["rotate_scatter"] = where
+    chosen = Optimizations()
+    if config.activation == "gate":
+        power_of_two = config.hidden_channels & (config.hidden_channels - 1) == 0
+        operations["edge_message"] = "composed of the operations below"
+        operations["gate"] = (
+            f"{where}; plain PyTorch for second derivatives"
+            if power_of_two
+            else f"plain PyTorch, since the kernel serves powers of two and not {config.hidden_channels} channels"
+        )
+    else:
+        chosen = replace(chosen, gradients_to_atoms=False, sum_in_kernel=False)
+        operations["gather_rotate"] = operations["rotate_scatter"] = f"{where}, sums after the kernels (s2 activation)"
+    if settings.deterministic:
+        # The operations see torch's own flag, which is set during a call.
+        operations["gather_rotate"] = operations["rotate_scatter"] = f"{where}, sums in fixed order after the kernels"
+    return fast_ops(chosen), operations
+
+
+def _operations(config: ModelConfig, text: str) -> dict[str, str]:
+    """Return a text for every operation that a model with this activation has."""
+    absent = ("grid_activation",) if config.activation == "gate" else ("edge_message", "gate")
+    return {item.name: text for item in fields(Ops) if item.name not in absent}
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
@@ -105,19 +179,15 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _refuse_unavailable(settings: InferenceSettings) -> None:
-    if settings.execution_mode not in (None, "general"):
-        message = f"execution_mode={settings.execution_mode!r} is not part of this version; use 'general' or None"
-        raise ModeUnavailableError(message)
+def _refuse_unavailable(settings: InferenceSettings, mode: str) -> None:
     if settings.precision == "fast":
         message = "precision='fast' needs execution_mode='fused', which is not part of this version; use 'float32'"
         raise ModeUnavailableError(message)
-    if settings.compile:
+    if settings.compile and mode == "general":
         message = "compile=True is not available in execution_mode='general' of this version; use compile=False"
         raise ModeUnavailableError(message)
     if settings.internal_graph_gen_version != GRAPH_VERSIONS[0]:
         message = (
-            f"internal_graph_gen_version={settings.internal_graph_gen_version} is not available in "
-            "execution_mode='general' of this version; use 2"
+            f"internal_graph_gen_version={settings.internal_graph_gen_version} is not available in this version; use 2"
         )
         raise ModeUnavailableError(message)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from edgewise.engine.mixtures import Mixtures
-from edgewise.engine.precision import matmul_precision
+from edgewise.engine.precision import fixed_order, matmul_precision
+from edgewise.engine.scales import DeviceScales, SystemScales
 from edgewise.errors import EdgewiseWarning, PropertyUnavailableError
+from edgewise.model.backbone import ModelWeights
 from edgewise.model.network import Network, NetworkOutput
 from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList, build_edges
@@ -63,11 +65,14 @@ class Runner:
         self.settings = settings
         self.precision: Precision = precision
         self.device = device
+        if settings.compile:
+            self.network.backbone.compile_features()
         self.mixtures = Mixtures(self.network, keep=settings.merge_mole)
         self.n_capped = 0
         self._workspace = Workspace()
         self._reference_network: Network | None = None
-        self._scales = dict(scales)
+        self._energy_scales = {name: item.energy_scale for name, item in scales.items()}
+        self._scales = DeviceScales(scales, device)
 
     def run(self, batch: SystemBatch) -> Outputs:
         """Compute energies, forces and stresses.
@@ -77,12 +82,14 @@ class Runner:
         """
         edges = self._edges(batch)
         with self._call():
+            with torch.no_grad():
+                mixtures = self.mixtures.for_batch(batch)
             batch, edges = batch.to(self.device), edges.to(self.device)
             if self.network.is_direct:
                 with torch.no_grad():
-                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec))
+                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec, mixtures))
             edge_vec = edges.edge_vec.clone().requires_grad_()
-            output = self._forward(batch, edges, edge_vec)
+            output = self._forward(batch, edges, edge_vec, mixtures)
             # The sums of node energies are float64 in every precision.
             node_energy = output.node_energy.to(torch.float64)
             gradient = _edge_gradient(node_energy, edge_vec, create_graph=False)
@@ -99,14 +106,16 @@ class Runner:
             raise PropertyUnavailableError(message)
         edges = self._edges(batch)
         with self._call():
+            with torch.no_grad():
+                mixtures = self.mixtures.for_batch(batch)
             batch, edges = batch.to(self.device), edges.to(self.device)
             edge_vec = edges.edge_vec.clone().requires_grad_()
-            output = self._forward(batch, edges, edge_vec, for_second_derivatives=True)
+            output = self._forward(batch, edges, edge_vec, mixtures, for_second_derivatives=True)
             gradient = _edge_gradient(output.node_energy.to(torch.float64), edge_vec, create_graph=True)
             n_coordinates = 3 * batch.positions.shape[0]
             at_atoms = _sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0]).flatten()
             rows = self._hessian_rows(at_atoms, edge_vec, edges.edge_index, n_coordinates)
-        return rows * self._scales[batch.tasks[0]].energy_scale
+        return rows * self._energy_scales[batch.tasks[0]]
 
     def _hessian_rows(self, at_atoms: Tensor, edge_vec: Tensor, edge_index: Tensor, n: int) -> Tensor:
         """Differentiate -forces [n] with respect to every coordinate."""
@@ -133,7 +142,8 @@ class Runner:
         saving_memory = self.settings.activation_checkpointing or self.settings.edge_chunk_size is not None
         # A workspace keeps what was computed until the end of the call, which is what saving memory has to avoid.
         memory = nullcontext() if saving_memory else self._workspace.active()
-        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision), memory:
+        order = fixed_order() if self.settings.deterministic else nullcontext()
+        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision), memory, order:
             yield
 
     def _edges(self, batch: SystemBatch) -> EdgeList:
@@ -151,10 +161,15 @@ class Runner:
         return edges
 
     def _forward(
-        self, batch: SystemBatch, edges: EdgeList, edge_vec: Tensor, *, for_second_derivatives: bool = False
+        self,
+        batch: SystemBatch,
+        edges: EdgeList,
+        edge_vec: Tensor,
+        mixtures: tuple[list[ModelWeights], list[int]],
+        *,
+        for_second_derivatives: bool = False,
     ) -> NetworkOutput:
-        with torch.no_grad():
-            weights, weights_of_system = self.mixtures.for_batch(batch)
+        weights, weights_of_system = mixtures
         settings = self.settings
         network = self._twice_differentiable() if for_second_derivatives else self.network
         return network(
@@ -174,53 +189,35 @@ class Runner:
             self._reference_network = self.network.with_ops(REFERENCE)
         return self._reference_network
 
-    def _per_system(self, batch: SystemBatch, name: str) -> Tensor:
-        values = [getattr(self._scales[task], name) for task in batch.tasks]
-        return torch.tensor(values, dtype=torch.float64, device=self.device)
-
-    def _energy(self, batch: SystemBatch, node_energy: Tensor) -> Tensor:
+    def _energy(self, batch: SystemBatch, node_energy: Tensor, scales: SystemScales) -> Tensor:
         """Sum node energies and add the mean of the normaliser and the element references, float64."""
         summed = _sum_over_atoms(node_energy.to(torch.float64), batch)
         if self.network.reduces_energy_by_mean:
             summed = summed / batch.n_atoms
-        energy = summed * self._per_system(batch, "energy_scale") + self._per_system(batch, "energy_mean")
-        return energy + self._reference_energy(batch)
-
-    def _reference_energy(self, batch: SystemBatch) -> Tensor:
-        energies = torch.zeros(batch.n_systems, dtype=torch.float64, device=self.device)
-        for task in set(batch.tasks):
-            table = self._scales[task].references
-            if table is not None:
-                summed = _sum_over_atoms(table.to(self.device)[batch.atomic_numbers], batch)
-                chosen = torch.tensor([item == task for item in batch.tasks], device=self.device)
-                energies = torch.where(chosen, summed, energies)
-        return energies
+        energy = summed * scales.energy_scale + scales.energy_mean
+        return energy + self._scales.reference_energies(batch, scales)
 
     def _conservative_outputs(
         self, batch: SystemBatch, edges: EdgeList, node_energy: Tensor, gradient: Tensor
     ) -> Outputs:
-        n_atoms = batch.positions.shape[0]
-        forces = -_sum_at_atoms(gradient, edges.edge_index, n_atoms)
-        forces = forces * self._per_system(batch, "forces_scale")[batch.system_idx, None]
-        # V = sym(sum_e dE/dv_e (x) v_e), MODEL.md section 10; each edge belongs to the system of its target.
-        outer = gradient[:, :, None] * edges.edge_vec[:, None, :]
-        virial = torch.zeros(batch.n_systems, 3, 3, dtype=torch.float64, device=self.device)
-        virial = virial.index_add(0, batch.system_idx[edges.edge_index[1]], outer)
+        scales = self._scales.of(batch.tasks)
+        forces = -_sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0])
+        forces = forces * scales.forces_scale[batch.system_idx, None]
+        virial = _virial(batch, edges, gradient)
         volume = torch.linalg.det(batch.cell).abs()
-        scale = self._per_system(batch, "stress_scale") / volume
-        stress = 0.5 * (virial + virial.mT) * scale[:, None, None]
-        return Outputs(self._energy(batch, node_energy), forces, _only_periodic(stress, batch))
+        stress = 0.5 * (virial + virial.mT) * (scales.stress_scale / volume)[:, None, None]
+        return Outputs(self._energy(batch, node_energy, scales), forces, _only_periodic(stress, batch))
 
     def _direct_outputs(self, batch: SystemBatch, output: NetworkOutput) -> Outputs:
         assert output.direct_forces is not None
-        scale = self._per_system(batch, "forces_scale")[batch.system_idx, None]
-        forces = output.direct_forces.to(torch.float64) * scale
+        scales = self._scales.of(batch.tasks)
+        forces = output.direct_forces.to(torch.float64) * scales.forces_scale[batch.system_idx, None]
         if output.direct_stress is None:
             stress = torch.full((batch.n_systems, 3, 3), torch.nan, dtype=torch.float64, device=self.device)
         else:
-            scale = self._per_system(batch, "stress_scale")[:, None, None]
-            stress = _only_periodic(output.direct_stress.to(torch.float64) * scale, batch)
-        return Outputs(self._energy(batch, output.node_energy), forces, stress)
+            stress = output.direct_stress.to(torch.float64) * scales.stress_scale[:, None, None]
+            stress = _only_periodic(stress, batch)
+        return Outputs(self._energy(batch, output.node_energy, scales), forces, stress)
 
 
 def _edge_gradient(node_energy: Tensor, edge_vec: Tensor, *, create_graph: bool) -> Tensor:
@@ -235,6 +232,15 @@ def _sum_at_atoms(edge_gradient: Tensor, edge_index: Tensor, n_atoms: int) -> Te
     """Return dE/d(positions) [n_atoms, 3]: plus at each edge's source, minus at its target."""
     zeros = edge_gradient.new_zeros(n_atoms, 3)
     return zeros.index_add(0, edge_index[0], edge_gradient).index_add(0, edge_index[1], -edge_gradient)
+
+
+def _virial(batch: SystemBatch, edges: EdgeList, gradient: Tensor) -> Tensor:
+    """Return sum_e dE/dv_e (x) v_e, [n_systems, 3, 3] (MODEL.md section 10); an edge belongs to its target's system."""
+    if batch.n_systems == 1:
+        return (gradient.T @ edges.edge_vec)[None]
+    outer = gradient[:, :, None] * edges.edge_vec[:, None, :]
+    virial = outer.new_zeros(batch.n_systems, 3, 3)
+    return virial.index_add(0, batch.system_idx[edges.edge_index[1]], outer)
 
 
 def _sum_over_atoms(values: Tensor, batch: SystemBatch) -> Tensor:

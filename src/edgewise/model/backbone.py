@@ -5,7 +5,7 @@ Written once for every execution mode: the work on edges goes through the `Ops` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from edgewise.model.config import ModelConfig
-from edgewise.model.edge_inputs import EdgeInputs, segments_of
+from edgewise.model.edge_inputs import WHOLE, EdgeInputs, segments_of
 from edgewise.model.experts import (
     DatasetEmbedding,
     SO2Convolution,
@@ -48,6 +48,27 @@ class LayerWeights:
 
 ModelWeights = tuple[LayerWeights, ...]
 """The weights of all blocks for one mixture of experts."""
+
+
+@dataclass(frozen=True)
+class AtomInputs:
+    """What every block reads of the atoms and of their systems.
+
+    Attributes:
+        atomic_numbers: [n_atoms].
+        at_atoms: [n_atoms, channels], embedding of the system that each atom belongs to.
+        system_idx: [n_atoms].
+        n_atoms: [n_systems].
+        charge: [n_systems].
+        spin: [n_systems].
+    """
+
+    atomic_numbers: Tensor
+    at_atoms: Tensor
+    system_idx: Tensor
+    n_atoms: Tensor
+    charge: Tensor
+    spin: Tensor
 
 
 class EdgeDegreeEmbedding(nn.Module):
@@ -196,6 +217,7 @@ class Backbone(nn.Module):
         self.edge_degree_embedding = EdgeDegreeEmbedding(config, ops)
         self.blocks = nn.ModuleList([Block(config, ops, number) for number in range(config.n_layers)])
         self.norm = NORMS[config.norm_type](config)
+        self._compiled: Callable[..., Tensor] | None = None
         if config.n_experts:
             self.routing_mlp = routing_network(config)
             if config.use_composition_embedding:
@@ -253,22 +275,79 @@ class Backbone(nn.Module):
         Returns:
             [n_atoms, n_coefficients, channels], after the last norm.
         """
+        at_atoms = self.system_embedding(batch)[batch.system_idx]
+        atoms = AtomInputs(
+            atomic_numbers=batch.atomic_numbers,
+            at_atoms=at_atoms,
+            system_idx=batch.system_idx,
+            n_atoms=batch.n_atoms,
+            charge=batch.charge,
+            spin=batch.spin,
+        )
+        if len(weights) > 1:
+            segments = segments_of(edges.edges_per_system, weights_of_system)
+            atom_segments = segments_of(batch.n_atoms.tolist(), weights_of_system)
+        elif self._compiled is not None:
+            # Where all systems share their weights, no bounds of runs have to be known: nothing but tensors goes in.
+            return self._compiled(atoms, edges.edge_index, edge_vec, weights, WHOLE, WHOLE)
+        else:
+            segments = (EdgeSegment(0, edge_vec.shape[0], 0),)
+            atom_segments = (EdgeSegment(0, batch.atomic_numbers.shape[0], 0),)
+        return self.features(
+            atoms,
+            edges.edge_index,
+            edge_vec,
+            weights,
+            segments,
+            atom_segments,
+            activation_checkpointing=activation_checkpointing,
+            edge_chunk_size=edge_chunk_size,
+        )
+
+    def compile_features(self, backend: str = "inductor") -> None:
+        """Compile `features` with dynamic shapes, for batches whose systems all share their weights."""
+        self._compiled = torch.compile(self.features, dynamic=True, fullgraph=True, backend=backend)
+
+    def features(
+        self,
+        atoms: AtomInputs,
+        edge_index: Tensor,
+        edge_vec: Tensor,
+        weights: Sequence[ModelWeights],
+        segments: tuple[EdgeSegment, ...],
+        atom_segments: tuple[EdgeSegment, ...],
+        *,
+        activation_checkpointing: bool = False,
+        edge_chunk_size: int | None = None,
+    ) -> Tensor:
+        """Compute node features from tensors.
+
+        Args:
+            atoms: What is known of the atoms and their systems.
+            edge_index: [2, n_edges].
+            edge_vec: [n_edges, 3], Å, float64.
+            weights: Distinct sets of weights.
+            segments: Runs of edges that share weights.
+            atom_segments: Runs of atoms that share weights.
+            activation_checkpointing: Compute the activations of each block again in the backward pass.
+            edge_chunk_size: Work on at most this many edges at a time.
+
+        Returns:
+            [n_atoms, n_coefficients, channels], after the last norm.
+        """
         config = self.config
         dtype = self.sphere_embedding.weight.dtype
         centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edge_vec.device)
-        geometry = self.ops.edge_geometry(edge_vec, config.cutoff, centres, config.lmax, config.mmax, dtype)
         inputs = EdgeInputs(
-            edge_index=edges.edge_index,
-            geometry=geometry,
-            source=self.source_embedding(batch.atomic_numbers),
-            target=self.target_embedding(batch.atomic_numbers),
-            segments=segments_of(edges.edges_per_system, weights_of_system),
+            edge_index=edge_index,
+            geometry=self.ops.edge_geometry(edge_vec, config.cutoff, centres, config.lmax, config.mmax, dtype),
+            source=self.source_embedding(atoms.atomic_numbers),
+            target=self.target_embedding(atoms.atomic_numbers),
+            segments=segments,
         )
         chunks = inputs.chunks(edge_chunk_size)
-        atom_segments = segments_of(batch.n_atoms.tolist(), weights_of_system)
-        n_atoms = batch.atomic_numbers.shape[0]
-        at_atoms = self.system_embedding(batch)[batch.system_idx]
-        scalars = self.sphere_embedding(batch.atomic_numbers) + at_atoms
+        n_atoms = atoms.atomic_numbers.shape[0]
+        scalars = self.sphere_embedding(atoms.atomic_numbers) + atoms.at_atoms
         x = nn.functional.pad(scalars[:, None], (0, 0, 0, (config.lmax + 1) ** 2 - 1))
         for chunk in chunks:
             x = x + self.edge_degree_embedding(chunk, n_atoms)
@@ -276,25 +355,32 @@ class Backbone(nn.Module):
             layer = [item[number] for item in weights]
             if activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(
-                    block, x, at_atoms, chunks, atom_segments, layer, use_reentrant=False, preserve_rng_state=False
+                    block,
+                    x,
+                    atoms.at_atoms,
+                    chunks,
+                    atom_segments,
+                    layer,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
                 )
             else:
-                x = block(x, at_atoms, chunks, atom_segments, layer)
-            x = self._balance(x, batch)
+                x = block(x, atoms.at_atoms, chunks, atom_segments, layer)
+            x = self._balance(x, atoms)
         return self.norm(x)
 
-    def _balance(self, x: Tensor, batch: SystemBatch) -> Tensor:
+    def _balance(self, x: Tensor, atoms: AtomInputs) -> Tensor:
         """Set the sums of the balanced channels to total charge and to multiplicity - 1 (MODEL.md section 8.3)."""
         targets = [
-            (self.config.charge_balanced_channels, batch.charge),
-            (self.config.spin_balanced_channels, batch.spin - 1),
+            (self.config.charge_balanced_channels, atoms.charge),
+            (self.config.spin_balanced_channels, atoms.spin - 1),
         ]
         for channels, target in targets:
             if channels:
                 low, high = channels[0], channels[-1] + 1
                 values = x[:, 0, low:high]
-                sums = values.new_zeros(batch.n_systems, high - low).index_add(0, batch.system_idx, values)
-                excess = (sums - target[:, None].to(x.dtype)) / batch.n_atoms[:, None]
-                shift = nn.functional.pad(excess[batch.system_idx], (low, x.shape[2] - high))
+                sums = values.new_zeros(atoms.n_atoms.shape[0], high - low).index_add(0, atoms.system_idx, values)
+                excess = (sums - target[:, None].to(x.dtype)) / atoms.n_atoms[:, None]
+                shift = nn.functional.pad(excess[atoms.system_idx], (low, x.shape[2] - high))
                 x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
         return x

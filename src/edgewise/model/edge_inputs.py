@@ -9,6 +9,9 @@ from torch import Tensor
 
 from edgewise.ops import EdgeGeometry, EdgeSegment
 
+WHOLE = (EdgeSegment(0, 0, 0),)
+"""One run of everything with the first weights. A single run is never cut, so that its bounds need not be known."""
+
 
 @dataclass(frozen=True)
 class EdgeInputs:

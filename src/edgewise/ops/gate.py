@@ -152,7 +152,7 @@ def _(block_0: Tensor, block_1: Tensor, block_2: Tensor, max_programs: int) -> t
 
 
 @torch.library.custom_op("edgewise::gate_backward", mutates_args=())
-def _gate_backward(
+def gate_backward(
     block_0: Tensor,
     block_1: Tensor,
     block_2: Tensor,
@@ -161,6 +161,7 @@ def _gate_backward(
     gradient_2: Tensor,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the three m-blocks before the gate for those of the blocks behind it."""
     first, second, third = (block.new_empty(block.shape) for block in (block_0, block_1, block_2))
     n_edges, hidden = block_0.shape[0], block_0.shape[1] // 5
     if n_edges:
@@ -178,7 +179,7 @@ def _gate_backward(
     return first, second, third
 
 
-@_gate_backward.register_fake
+@gate_backward.register_fake
 def _(
     block_0: Tensor,
     block_1: Tensor,
@@ -198,7 +199,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_gate_backward(*ctx.saved_tensors, *gradients, ctx.max_programs), None)
+    return (*gate_backward(*ctx.saved_tensors, *gradients, ctx.max_programs), None)
 
 
 def _second_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,4 +219,4 @@ def _second_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]
 
 
 _gate.register_autograd(_gradients, setup_context=_keep)
-_gate_backward.register_autograd(_second_gradients, setup_context=_keep)
+gate_backward.register_autograd(_second_gradients, setup_context=_keep)

@@ -350,7 +350,7 @@ def _(
 
 
 @torch.library.custom_op("edgewise::gather_rotate_backward", mutates_args=())
-def _gather_rotate_backward(
+def gather_rotate_backward(
     block_0: Tensor,
     block_1: Tensor,
     block_2: Tensor,
@@ -361,6 +361,7 @@ def _gather_rotate_backward(
     to_atoms: bool,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of nodes, packed rotations and radial factors for gradients of the three m-blocks."""
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
     to_atoms = to_atoms and not torch.are_deterministic_algorithms_enabled()
     to_rotations, to_radial = rotations.new_empty(rotations.shape), radial.new_empty(radial.shape)
@@ -391,7 +392,7 @@ def _gather_rotate_backward(
     return to_nodes, to_rotations, to_radial
 
 
-@_gather_rotate_backward.register_fake
+@gather_rotate_backward.register_fake
 def _(
     block_0: Tensor,
     block_1: Tensor,
@@ -413,11 +414,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _gradients(ctx: Any, *blocks: Tensor) -> tuple[Tensor | None, ...]:
     nodes, edge_index, rotations, radial = ctx.saved_tensors
-    to_nodes, to_rotations, to_radial = _gather_rotate_backward(
+    to_nodes, to_rotations, to_radial = gather_rotate_backward(
         *blocks, nodes, edge_index, rotations, radial, ctx.to_atoms, ctx.max_programs
     )
     return to_nodes, None, to_rotations, to_radial, None, None
 
 
 _gather_rotate.register_autograd(_gradients, setup_context=_keep)
-once_differentiable(_gather_rotate_backward, "gather_rotate")
+once_differentiable(gather_rotate_backward, "gather_rotate")

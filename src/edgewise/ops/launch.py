@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from triton import knobs
 from triton.runtime.interpreter import InterpretedFunction
 
 from edgewise.errors import PropertyUnavailableError
@@ -27,6 +28,11 @@ def width(channels: int) -> int:
 def warps(channels: int) -> int:
     """Return the number of warps of a program: four channels a lane make loads of 16 bytes."""
     return max(1, min(8, width(channels) // 128))
+
+
+def is_interpreted() -> bool:
+    """Tell whether kernels run in Triton's interpreter, which every device can do, slowly."""
+    return bool(knobs.runtime.interpret)
 
 
 def can_launch(kernel: object, tensor: Tensor) -> bool:

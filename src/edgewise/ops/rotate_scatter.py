@@ -278,7 +278,7 @@ def _(
 
 
 @torch.library.custom_op("edgewise::rotate_scatter_backward", mutates_args=())
-def _rotate_scatter_backward(
+def rotate_scatter_backward(
     gradient: Tensor,
     block_0: Tensor,
     block_1: Tensor,
@@ -288,6 +288,7 @@ def _rotate_scatter_backward(
     accumulate: bool,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the three m-blocks and of the packed rotations for a gradient [n_atoms, 9, channels]."""
     blocks, constants = _arguments((block_0, block_1, block_2), rotations)
     n_edges = edge_index.shape[1]
     gradient = gradient.contiguous() if accumulate else gradient.index_select(0, edge_index[1])
@@ -311,7 +312,7 @@ def _rotate_scatter_backward(
     return to_blocks[0], to_blocks[1], to_blocks[2], to_rotations
 
 
-@_rotate_scatter_backward.register_fake
+@rotate_scatter_backward.register_fake
 def _(
     gradient: Tensor,
     block_0: Tensor,
@@ -333,11 +334,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     *blocks, edge_index, rotations = ctx.saved_tensors
-    *to_blocks, to_rotations = _rotate_scatter_backward(
+    *to_blocks, to_rotations = rotate_scatter_backward(
         gradient, *blocks, edge_index, rotations, ctx.accumulate, ctx.max_programs
     )
     return (*to_blocks, None, to_rotations, None, None, None)
 
 
 _rotate_scatter.register_autograd(_gradients, setup_context=_keep)
-once_differentiable(_rotate_scatter_backward, "rotate_scatter")
+once_differentiable(rotate_scatter_backward, "rotate_scatter")

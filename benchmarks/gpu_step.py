@@ -1,0 +1,103 @@
+"""Times one energy, forces and stress step on a GPU in several modes, after checking each against float64.
+
+python benchmarks/gpu_step.py [--atoms 1000] [--profile] [--variants general fast fast_compiled ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from models import uma_s
+from structures import copper
+
+import edgewise
+from edgewise.ops.fast import Optimizations, fast_ops
+
+REPEATS = {100: (4, 5, 5), 1000: (10, 10, 10), 4000: (10, 20, 20), 10000: (20, 20, 25)}
+
+
+def settings(variant: str) -> edgewise.InferenceSettings:
+    """Return the settings of a variant: mode, and the words compiled, tf32, float64 behind it."""
+    words = variant.split("_")
+    return edgewise.InferenceSettings(
+        execution_mode="general" if words[0] == "general" else "umas_fast_gpu",
+        compile="compiled" in words,
+        precision="float64" if "float64" in words else "tf32" if "tf32" in words else "float32",
+    )
+
+
+def busy_milliseconds(
+    potential: edgewise.Potential, atoms: Any, steps: int = 5
+) -> tuple[float, list[tuple[str, float, int]]]:
+    """Return the GPU's busy time of a step, and the kernels that take most of it (name, ms a step, calls a step)."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            potential.predict([atoms], "omat")
+        torch.cuda.synchronize()
+    kernels = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
+    listed = [(item.key, item.self_device_time_total / 1000 / steps, item.count // steps) for item in kernels]
+    listed.sort(key=lambda item: -item[1])
+    return sum(item[1] for item in listed), listed
+
+
+def main() -> None:
+    """Check, then time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--atoms", type=int, choices=sorted(REPEATS), default=1000)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", type=int, default=0, help="print this many kernels of each variant")
+    parser.add_argument(
+        "--variants", nargs="+", default=["general_tf32", "fast", "fast_tf32", "base_tf32", "fast_tf32_compiled"]
+    )
+    arguments = parser.parse_args()
+    checkpoint, atoms = uma_s(n_experts=8), copper(REPEATS[arguments.atoms])
+    exact = edgewise.Potential(checkpoint, device="cuda", settings=settings("general_float64")).predict([atoms], "omat")
+    for variant in arguments.variants:
+        potential = edgewise.Potential(checkpoint, device="cuda", settings=settings(variant))
+        if variant.startswith("base"):
+            potential = potential.with_ops(fast_ops(Optimizations.none()))
+        start = time.perf_counter()
+        result = potential.predict([atoms], "omat")
+        first = time.perf_counter() - start
+        for _ in range(5):
+            potential.predict([atoms], "omat")
+        torch.cuda.reset_peak_memory_stats()
+        wall = []
+        for _ in range(arguments.steps):
+            start = time.perf_counter()
+            potential.predict([atoms], "omat")
+            wall.append(1000 * (time.perf_counter() - start))
+        busy, kernels = busy_milliseconds(potential, atoms)
+        row = {
+            "variant": variant,
+            "atoms": len(atoms),
+            "wall_ms": round(statistics.median(wall), 2),
+            "wall_min_ms": round(min(wall), 2),
+            "busy_ms": round(busy, 2),
+            "launches": sum(item[2] for item in kernels),
+            "peak_GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+            "first_s": round(first, 1),
+            "energy_meV_per_atom": float(f"{1000 * abs(result.energy - exact.energy).max() / len(atoms):.3g}"),
+            "forces_relative": float(
+                f"{np.linalg.norm(result.forces - exact.forces) / np.linalg.norm(exact.forces):.3g}"
+            ),
+            "stress_relative": float(
+                f"{np.linalg.norm(result.stress - exact.stress) / np.linalg.norm(exact.stress):.3g}"
+            ),
+        }
+        print(json.dumps(row), flush=True)
+        for name, milliseconds, calls in kernels[: arguments.profile]:
+            print(f"    {milliseconds:7.3f} ms {calls:5d}  {name[:110]}", flush=True)
+        del potential
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
