@@ -9,12 +9,28 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 POLE_CHART_WIDTH = 0.9
 """The two charts of `edge_frames` are blended where |n_y| is below this value."""
+
+
+def _constant(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Keep the results of a function; for a compiler they are constants, and what makes them is no part of its program."""
+    cached = functools.cache(function)
+
+    @functools.wraps(function)
+    def look_up(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        return cached(*arguments, **options)
+
+    return torch.compiler.assume_constant_result(look_up)
 
 
 def n_coefficients(lmax: int) -> int:
@@ -32,7 +48,7 @@ def degree_index(lmax: int) -> Tensor:
     return torch.tensor([math.isqrt(i) for i in range(n_coefficients(lmax))], device="cpu")
 
 
-@functools.cache
+@_constant
 def m_major_order(lmax: int, mmax: int) -> tuple[int, ...]:
     """Return the l-major indices of the edge coefficients in m-major order (MODEL.md section 4.3).
 
@@ -100,7 +116,7 @@ def _sphere_quadrature(degree: int) -> tuple[Tensor, Tensor]:
     return points.reshape(-1, 3), weights.reshape(-1)
 
 
-@functools.cache
+@_constant
 def _coupling_to_next_degree(degree: int) -> Tensor:
     """Return the isometry [3 (2l - 1), 2l + 1] from degree l into the product of degrees 1 and l - 1, float64.
 
@@ -116,9 +132,7 @@ def _coupling_to_next_degree(degree: int) -> Tensor:
     return coupling / torch.linalg.vector_norm(coupling, dim=0)
 
 
-# For a compiler the result is a constant: nothing of what makes it is part of the compiled program.
-@torch.compiler.assume_constant_result
-@functools.cache
+@_constant
 def _recursion_matrix(degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the matrix that maps D^1 (x) D^(l-1), flattened, to D^l, flattened."""
     n_previous, n = 2 * degree - 1, 2 * degree + 1
@@ -240,7 +254,7 @@ def edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:
     return torch.stack(rows, dim=1)
 
 
-@functools.cache
+@_constant
 def packed_entries(lmax: int, mmax: int) -> tuple[int, ...]:
     """Return which entries of a flattened dense rotation the packed one holds, in its order.
 
@@ -255,21 +269,6 @@ def packed_entries(lmax: int, mmax: int) -> tuple[int, ...]:
             start = row_of[degree * degree + degree + m] * n_coefficients(lmax) + degree * degree
             entries += range(start, start + 2 * degree + 1)
     return tuple(entries)
-
-
-def pack_rotations(rotations: Tensor, lmax: int, mmax: int) -> Tensor:
-    """Take the entries of dense rotations that are not zero; gradients come back dense, zero off the blocks.
-
-    Args:
-        rotations: [n_edges, n_edge_coefficients, (lmax + 1)^2], as `edge_rotations` makes them.
-        lmax: Largest degree.
-        mmax: Largest order.
-
-    Returns:
-        [n_edges, number of packed entries], in the order of `packed_entries`.
-    """
-    entries = torch.tensor(packed_entries(lmax, mmax), device=rotations.device)
-    return rotations.flatten(1).index_select(1, entries)
 
 
 def packed_edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:

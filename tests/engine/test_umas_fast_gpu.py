@@ -1,0 +1,180 @@
+"""Mode umas_fast_gpu: where it serves and where it says why not, and that it computes what general computes.
+
+Without a GPU the kernels run in Triton's interpreter, so the structures are small; the float64 comparisons are exact.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from triton import knobs
+
+import edgewise
+from edgewise.errors import EdgewiseWarning, ModeUnavailableError
+from edgewise.ops.fast import Optimizations, fast_ops
+from edgewise.potential import Potential, Results
+from tests.cases import golden_checkpoint, potential, water
+from tests.model.test_options import checkpoint as option
+
+pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning")]
+
+NAMES = [item.name for item in fields(Optimizations)]
+
+
+def hydrogen(distance: float = 0.8) -> Atoms:
+    return Atoms("H2", [[0, 0, 0], [0.1, 0, distance]])
+
+
+def chain() -> Atoms:
+    """One periodic axis with 4 edges for a short cell, so that there is a stress."""
+    return Atoms("He", [[0.3, 0.2, 0.1]], cell=[[3.0, 0, 0.2], [0, 1, 0], [0, 0, 1]], pbc=[True, False, False])
+
+
+def exactly(architecture: str = "uma-s-tiny", chosen: Optimizations | None = None) -> Potential:
+    """Return the mode's operations in float64, which its settings do not offer: the comparison is exact then."""
+    return potential(architecture).with_ops(fast_ops(chosen))
+
+
+def fast(checkpoint: edgewise.weights.Checkpoint | str = "uma-s-tiny", **settings: object) -> Potential:
+    given = golden_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    made = edgewise.InferenceSettings(**{"execution_mode": "umas_fast_gpu", **settings})
+    return edgewise.Potential(given, settings=made).allowing(charge_spin=True, lone_atoms=True)
+
+
+def assert_same(found: Results, expected: Results, bound: float) -> None:
+    scale = max(1e-3, float(np.abs(expected.forces).max(initial=0)))
+    assert np.abs(found.energy - expected.energy).max() <= bound * max(1.0, float(np.abs(expected.energy).max()))
+    assert np.abs(found.forces - expected.forces).max(initial=0) <= bound * scale
+    assert np.array_equal(np.isnan(found.stress), np.isnan(expected.stress))
+    assert np.nanmax(np.abs(found.stress - expected.stress), initial=0) <= bound * scale
+
+
+@pytest.mark.parametrize("chosen", [Optimizations(), Optimizations.none()], ids=["all", "none"])
+def test_a_mixed_batch_equals_general(chosen: Optimizations) -> None:
+    structures, tasks = [water(), hydrogen(), chain(), Atoms("Na")], ["omol", "omol", "omat", "omol"]
+    expected = potential().predict(structures, tasks)
+    assert_same(exactly(chosen=chosen).predict(structures, tasks), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_optimization_can_be_switched_off_alone(name: str) -> None:
+    found = exactly(chosen=replace(Optimizations(), **{name: False})).predict([water()], "omol")
+    assert_same(found, potential().predict([water()], "omol"), 1e-12)
+
+
+@pytest.mark.parametrize("merge_mole", [True, False])
+def test_merged_and_unmerged(merge_mole: bool) -> None:
+    structures = [water(), hydrogen(), water()]
+    model = fast(merge_mole=merge_mole)
+    expected = potential().predict(structures, "omol")
+    assert_same(model.predict(structures, "omol"), expected, 1e-5)
+    assert_same(model.predict(structures, "omol"), expected, 1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["uma-s-1p2-tiny", "esen-tiny", "esen-direct-tiny"])
+def test_other_architectures(architecture: str) -> None:
+    task = potential(architecture).tasks[0]
+    structures = [hydrogen()]
+    found = fast(architecture).predict(structures, task)
+    assert_same(found, potential(architecture).allowing(charge_spin=True).predict(structures, task), 1e-5)
+
+
+def mmax_1() -> edgewise.weights.Checkpoint:
+    given = golden_checkpoint("uma-s-tiny")
+    config = {**given.model_config, "backbone": {**given.model_config["backbone"], "mmax": 1}}
+    keep = {name: value for name, value in given.weights.items() if "so2_m_conv.1." not in name}
+    for name, value in keep.items():
+        if name.endswith(("so2_conv_1.rad_func.net.6.weight", "so2_conv_1.rad_func.net.6.bias")):
+            # The radial factors of order 2 stand last.
+            keep[name] = value[: value.shape[0] // 6 * 5]
+    return replace(given, model_config=config, weights=keep)
+
+
+def test_mmax_1_runs_on_the_same_kernels() -> None:
+    plain = edgewise.Potential(mmax_1(), settings=edgewise.InferenceSettings(precision="float64"))
+    expected = plain.predict([water(), hydrogen()], "omol")
+    assert_same(plain.with_ops(fast_ops()).predict([water(), hydrogen()], "omol"), expected, 1e-12)
+    model = fast(mmax_1())
+    assert model.describe().mode == "umas_fast_gpu"
+    assert_same(model.predict([water(), hydrogen()], "omol"), expected, 1e-5)
+
+
+def test_s2_activation_takes_the_path_that_keeps_everything() -> None:
+    given = option("act_s2")
+    plain = edgewise.Potential(given, settings=edgewise.InferenceSettings(precision="float64")).allowing(
+        charge_spin=True
+    )
+    model = fast(given)
+    assert "s2 activation" in str(model.describe())
+    task = plain.tasks[0]
+    assert_same(model.predict([hydrogen()], task), plain.predict([hydrogen()], task), 1e-5)
+
+
+def test_deterministic_runs_repeat_to_the_bit() -> None:
+    model = fast(deterministic=True)
+    first, second = (model.predict([water(), chain()], ["omol", "omat"]) for _ in range(2))
+    for name in ("energy", "forces", "stress"):
+        assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
+    assert_same(first, potential().predict([water(), chain()], ["omol", "omat"]), 1e-5)
+    assert "sums in fixed order" in str(model.describe())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_no_edges_at_all() -> None:
+    found = fast().predict([Atoms("Na", info={"charge": 1, "spin": 1})], "omol")
+    assert np.array_equal(found.forces, np.zeros((1, 3)))
+    expected = potential().predict([Atoms("Na", info={"charge": 1, "spin": 1})], "omol")
+    assert_same(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_hessians_go_through_plain_pytorch(vectorised: bool) -> None:
+    found = fast(hessian_vmap=vectorised).hessian(hydrogen(), "omol")
+    expected = potential().hessian(hydrogen(), "omol")
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_edge_chunks() -> None:
+    assert_same(fast(edge_chunk_size=2).predict([water()], "omol"), fast().predict([water()], "omol"), 1e-5)
+
+
+def test_compiled_once_for_changing_numbers_of_edges() -> None:
+    model = fast()
+    model._runner.network.backbone.compile_features("aot_eager")
+    far = water()
+    far.positions[2] += [0, -20, 0]
+    quads = [Atoms("H4", [[0, 0, 0], [0, 0, 0.9], [0, 0, 1.9], [0, 0, z]]) for z in (2.9, 7.5, 9.0, 30.0)]
+    torch._dynamo.utils.counters.clear()
+    for atoms in quads:
+        assert_same(model.predict([atoms], "omol"), potential().predict([atoms], "omol"), 1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    # Another composition and another number of atoms may cost one more, and going back costs none.
+    for atoms in (water(), far, quads[1], water(), quads[0]):
+        assert_same(model.predict([atoms], "omol"), potential().predict([atoms], "omol"), 1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    # Systems that do not share weights are not compiled, and right all the same.
+    structures = [water(), hydrogen()]
+    assert_same(model.predict(structures, "omol"), potential().predict(structures, "omol"), 1e-5)
+
+
+def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModeUnavailableError, match="lmax 4, mmax 2"):
+        fast("uma-m-tiny")
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(ModeUnavailableError, match="the device is cpu, not cuda"):
+        fast()
+
+
+def test_the_choice_is_explained() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EdgewiseWarning)
+        text = str(fast().describe())
+    assert "mode        umas_fast_gpu: asked for" in text
+    assert "operation   gate: Triton kernels" in text
+    assert "float32" in text
+    assert potential(precision=None).describe().mode_reason == "chosen on cpu"
