@@ -6,7 +6,10 @@ python benchmarks/gpu_step.py [--atoms 1000] [--profile] [--variants general fas
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import statistics
 import time
 from typing import Any
@@ -47,6 +50,19 @@ def busy_milliseconds(
     return sum(item[1] for item in listed), listed
 
 
+def host_profile(potential: edgewise.Potential, atoms: Any, shown: int, steps: int = 20) -> None:
+    """Print where the host spends its time: functions by cumulative and by own time, milliseconds over all steps."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(steps):
+        potential.predict([atoms], "omat")
+    profile.disable()
+    for order in ("cumulative", "tottime"):
+        text = io.StringIO()
+        pstats.Stats(profile, stream=text).sort_stats(order).print_stats(shown)
+        print("\n".join(line[:130] for line in text.getvalue().splitlines() if line.strip()), flush=True)
+
+
 def main() -> None:
     """Check, then time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,6 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="+", default=["general_tf32", "fast", "fast_tf32", "base_tf32", "fast_tf32_compiled"]
     )
+    parser.add_argument("--host", type=int, default=0, help="print this many functions of the host's profile")
     arguments = parser.parse_args()
     checkpoint, atoms = uma_s(n_experts=8), copper(REPEATS[arguments.atoms])
     exact = edgewise.Potential(checkpoint, device="cuda", settings=settings("general_float64")).predict([atoms], "omat")
@@ -95,6 +112,8 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         for name, milliseconds, calls in kernels[: arguments.profile]:
             print(f"    {milliseconds:7.3f} ms {calls:5d}  {name[:110]}", flush=True)
+        if arguments.host:
+            host_profile(potential, atoms, arguments.host)
         del potential
         torch.cuda.empty_cache()
 
