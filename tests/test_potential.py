@@ -198,3 +198,14 @@ def test_saving_memory_changes_nothing(settings: dict[str, Any]) -> None:
 
 def test_warnings_name_the_model() -> None:
     assert "esen-tiny" in repr(potential("esen-tiny"))
+
+
+def test_things_of_another_type_are_refused_with_a_way_out() -> None:
+    with pytest.raises(errors.InvalidStructureError, match="list of them"):
+        potential().predict(None, "omol")  # type: ignore[arg-type]
+    with pytest.raises(errors.ModelNotFoundError, match="emt-mini"):
+        edgewise.load(None)  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidSettingsError, match="from_dict"):
+        edgewise.load("emt-mini", settings={"precision": "float64"})  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidSettingsError, match="from_checkpoint"):
+        edgewise.Calculator("emt-mini")  # type: ignore[arg-type]

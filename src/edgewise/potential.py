@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from edgewise.engine.plan import Plan, make_plan, resolve_device
 from edgewise.engine.runner import Runner
 from edgewise.errors import (
     EdgewiseWarning,
+    InvalidSettingsError,
     InvalidStructureError,
     NonFiniteResultError,
     OutOfDomainError,
@@ -116,7 +117,7 @@ class Potential:
         settings: InferenceSettings | None = None,
     ) -> None:
         """Build the engine of a checkpoint; the arguments are those of `load`."""
-        self.settings = InferenceSettings() if settings is None else settings
+        self.settings = _checked_settings(settings)
         self.name = checkpoint.name
         self.device = resolve_device(device)
         self.config: ModelConfig = parse_model_config(checkpoint.model_config)
@@ -199,7 +200,7 @@ class Potential:
             ChargeSpinError: Charge or spin out of range, of the wrong type, or not allowed under the task.
             NonFiniteResultError: The network returned NaN or infinity.
         """
-        listed = [structures] if _is_atoms(structures) else list(structures)
+        listed = [structures] if _is_atoms(structures) else _listed(structures)
         tasks = self._tasks_for(len(listed), task)
         # Tensors made in a caller's inference mode could not be differentiated through.
         with torch.inference_mode(mode=False):
@@ -336,7 +337,7 @@ class Potential:
         if self._elements is None:
             hint = f"atomic numbers 1 to {self.config.max_elements - 1} are known"
         else:
-            hint = f"it was made for {' '.join(self._elements)}; load another model, or use potential.allowing(any_element=True)"
+            hint = f"it was made for {' '.join(self._elements)}; load another model, or use potential.allowing(any_element=True), on the command line --allow any-element"
         message = (
             f"atom {atom - batch.offsets()[system]} of structure {system} is {symbol} (atomic number {number}), which "
             f"{self.name} does not know: {hint}"
@@ -350,7 +351,7 @@ class Potential:
         if lone.any():
             message = (
                 f"structure {int(torch.nonzero(lone)[0])} is a lone atom without periodic axes, which {self.name} was "
-                "not trained for; use potential.allowing(lone_atoms=True) to evaluate the network all the same"
+                "not trained for; use potential.allowing(lone_atoms=True), on the command line --allow lone-atoms to evaluate the network all the same"
             )
             raise OutOfDomainError(message)
 
@@ -390,6 +391,25 @@ def load(
     with torch.inference_mode(mode=False):
         checkpoint = read_checkpoint(path_or_name)
     return Potential(checkpoint, task=task, device=device, settings=settings)
+
+
+def _checked_settings(settings: object) -> InferenceSettings:
+    if settings is None:
+        return InferenceSettings()
+    if not isinstance(settings, InferenceSettings):
+        message = (
+            f"settings is a {type(settings).__name__}; give edgewise.InferenceSettings(...), or make them of a dictionary "
+            "with InferenceSettings.from_dict"
+        )
+        raise InvalidSettingsError(message)
+    return settings
+
+
+def _listed(structures: object) -> list[Any]:
+    if not isinstance(structures, Iterable):
+        message = f"structures is a {type(structures).__name__}; give ase.Atoms or a list of them"
+        raise InvalidStructureError(message)
+    return list(structures)
 
 
 def _is_atoms(value: object) -> bool:

@@ -151,7 +151,7 @@ def charge_and_spin(
     if not charged and not allow_charge_spin and (charge != 0 or spin != 0):
         message = (
             f"{where} has charge {charge} and spin {spin}, but task {task!r} was trained without charge and spin; "
-            f"remove them from atoms.info (or set both to 0), use task 'omol', or potential.allowing(charge_spin=True)"
+            f"remove them from atoms.info (or set both to 0), use task 'omol', or potential.allowing(charge_spin=True), on the command line --allow charge-spin"
         )
         raise ChargeSpinError(message)
     return charge, spin
@@ -163,7 +163,7 @@ def _integer(value: Any, name: str, default: int, allowed: tuple[int, int], wher
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        message = f"{name} of {where} is {value!r} ({type(value).__name__}); it has to be a whole number, for example {default}"
+        message = f"{name} of {where} is {value!r} ({type(value).__name__}); it has to be an int, for example {default}"
         raise ChargeSpinTypeError(message)
     low, high = allowed
     if not low <= value <= high:

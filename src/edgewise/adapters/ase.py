@@ -16,7 +16,7 @@ from ase.calculators.calculator import (
 )
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from edgewise.errors import InvalidStructureError
+from edgewise.errors import InvalidSettingsError, InvalidStructureError
 from edgewise.potential import Potential, load
 
 if TYPE_CHECKING:
@@ -60,7 +60,14 @@ class Calculator(ASECalculator):
 
         Raises:
             UnknownTaskError: The task is missing or unknown.
+            InvalidSettingsError: What was given is no potential.
         """
+        if not isinstance(potential, Potential):
+            message = (
+                f"the potential is a {type(potential).__name__}; give what edgewise.load returns, or use "
+                "Calculator.from_checkpoint with a file or a name"
+            )
+            raise InvalidSettingsError(message)
         super().__init__(**kwargs)
         self.potential = potential
         self.task = potential.resolve_task(task)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
-import traceback
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from edgewise.cli import options as shared
-
-if TYPE_CHECKING:
-    from ase import Atoms
-    from ase.calculators.calculator import Calculator
-
-    from edgewise.cli.reporting import Status, Summary
-    from edgewise.potential import Potential
+from edgewise.cli.running import (
+    check_structure,
+    given,
+    noted,
+    open_calculator,
+    open_potential,
+    output_prefix,
+    read_one,
+    reported,
+    require_folder,
+    state,
+    with_charge,
+)
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 error in input or settings, 2 wrong usage, 3 not converged, 4 the run failed or exploded, "
@@ -35,107 +39,24 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-state = {"debug": False}
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001
+    if asked:
+        typer.echo(f"edgewise {importlib.metadata.version('edgewise')}")
+        raise typer.Exit
 
 
 @app.callback()
-def common(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False) -> None:
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Set what holds for every command."""
+    del version
     state["debug"] = debug
-
-
-def open_potential(model: str, task: str | None, device: str, precision: str | None) -> Potential:
-    """Load a model with the shared options."""
-    import edgewise
-
-    settings = edgewise.InferenceSettings(precision=precision)  # type: ignore[arg-type]
-    return edgewise.load(model, task=task, device=device, settings=settings)
-
-
-def open_calculator(potential: Potential) -> Calculator:
-    """Wrap a potential for ASE."""
-    import edgewise
-
-    return edgewise.Calculator(potential)
-
-
-def read_one(source: str, charge: int | None, spin: int | None) -> Atoms:
-    """Read one structure; of several frames the last."""
-    from edgewise.cli.frames import read_structures
-
-    return _with_charge(read_structures(source)[-1], charge, spin)
-
-
-def output_prefix(output: Path | None, source: str, command: str) -> Path:
-    """Return the prefix of the files that a command writes, and check that its folder can be written.
-
-    Raises:
-        InvalidSettingsError: The folder does not exist or cannot be written.
-    """
-    import os
-
-    from edgewise.errors import InvalidSettingsError
-
-    prefix = output if output is not None else Path(f"{Path(source.split('@', maxsplit=1)[0]).stem}-{command}")
-    folder = prefix.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        message = f"cannot write into {folder}: it does not exist or is not writable; give another --output"
-        raise InvalidSettingsError(message)
-    return prefix
-
-
-@contextmanager
-def reported(summary: Summary, path: Path) -> Generator[None]:
-    """Write the summary of a command however it ends, and exit with the code that tells how.
-
-    Args:
-        summary: What to write; its results are filled by the command.
-        path: JSON file.
-    """
-    from edgewise.cli.reporting import Status
-    from edgewise.errors import RunFailedError
-
-    status = Status.RUN_FAILED
-    try:
-        yield
-        status = summary.results.pop("status", Status.DONE)
-    except RunFailedError as error:
-        summary.results["error"] = str(error)
-        fail(str(error), Status.RUN_FAILED)
-    except KeyboardInterrupt:
-        status = Status.INTERRUPTED
-        fail("interrupted; what was written is whole, and --restart goes on from it", Status.INTERRUPTED)
-    except OSError as error:
-        summary.results["error"] = str(error)
-        fail(f"cannot write: {error}; what was written before stays readable", Status.RUN_FAILED)
-    finally:
-        try:
-            summary.write(path, status)
-        except OSError as error:
-            typer.echo(f"edgewise: no summary could be written: {error}", err=True)
-    typer.echo(f"wrote {path.with_suffix('')}.*")
-    if status is not Status.DONE:
-        raise typer.Exit(int(status))
-
-
-def fail(message: str, status: Status) -> None:
-    """Print an error and leave with its exit code."""
-    typer.echo(f"edgewise: {message}", err=True)
-    if state["debug"]:
-        traceback.print_exc()
-    raise typer.Exit(int(status))
-
-
-def _with_charge(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
-    if charge is not None:
-        atoms.info["charge"] = charge
-    if spin is not None:
-        atoms.info["spin"] = spin
-    return atoms
-
-
-def _settings(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @app.command()
@@ -147,25 +68,26 @@ def predict(
     precision: shared.Precision = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
+    allow: shared.Allow = None,
     output: shared.Output = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Compute energies (eV), forces (eV/Å) and stresses (eV/Å^3) of structures."""
     from edgewise.cli.frames import append_frame, read_structures, with_results
-    from edgewise.cli.prediction import ase_results, predict_all
+    from edgewise.cli.prediction import ase_results, label_frames, predict_all
     from edgewise.cli.progress import Progress
     from edgewise.cli.reporting import Status, Summary
 
-    structures = [(name, atoms) for name in files for atoms in read_structures(name)]
+    structures = [labelled for name in files for labelled in label_frames(name, read_structures(name))]
     for _, atoms in structures:
-        _with_charge(atoms, charge, spin)
+        with_charge(atoms, charge, spin)
     prefix = output_prefix(output, files[0], "predict")
-    potential = open_potential(model, task, device, precision)
+    potential = open_potential(model, task, device, precision, allow)
     units = {"energy": "eV", "energy_per_atom": "eV", "largest_force": "eV/Å", "forces": "eV/Å", "stress": "eV/Å^3"}
     summary = Summary(
         "predict",
         potential.name,
-        _settings(files=files, task=potential.resolve_task(), device=device, precision=precision),
+        given(files=files, task=potential.resolve_task(), device=device, precision=precision),
         units,
     )
     frames = prefix.with_suffix(".extxyz")
@@ -178,7 +100,7 @@ def predict(
             row: dict[str, Any] = {"file": name, "formula": str(atoms.symbols), "n_atoms": len(atoms)}
             if outcome.result is None:
                 row["error"] = outcome.error
-                typer.echo(f"{name}: {atoms.symbols}: {outcome.error}", err=True)
+                typer.echo(f"{name}: {atoms.symbols or 'no atoms'}: {outcome.error}", err=True)
             else:
                 result = outcome.result
                 largest = float((result.forces**2).sum(axis=1).max() ** 0.5)
@@ -205,17 +127,24 @@ def relax(
     precision: shared.Precision = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
+    allow: shared.Allow = None,
     fmax: Annotated[float, typer.Option(help="Converged when the largest force is below this, eV/Å.")] = 0.02,
     steps: Annotated[int, typer.Option(help="Most steps.")] = 500,
-    optimizer: Annotated[str, typer.Option(help="FIRE, LBFGS or BFGS.")] = "FIRE",
+    optimizer: Annotated[
+        Literal["FIRE", "LBFGS", "BFGS"], typer.Option(help="Algorithm.", case_sensitive=False)
+    ] = "FIRE",
     cell: Annotated[
-        str, typer.Option(help="What may change of the cell: none, full, volume (shape kept) or shape (volume kept).")
+        Literal["none", "full", "volume", "shape"],
+        typer.Option(
+            help="What may change of the cell; volume keeps the shape, shape the volume.", case_sensitive=False
+        ),
     ] = "none",
     pressure: Annotated[float, typer.Option(help="External pressure in GPa, with --cell.")] = 0.0,
     fix: Annotated[str, typer.Option(help="Atoms that do not move: numbers from 0, for example 0,1,5-8.")] = "",
     interval: Annotated[int, typer.Option(help="Steps between written frames.")] = 1,
     output: shared.Output = None,
     restart: shared.Restart = False,
+    overwrite: shared.Overwrite = False,
     quiet: shared.Quiet = False,
 ) -> None:
     """Relax a structure until forces (and stress, with --cell) vanish. Constraints in the file are kept."""
@@ -226,21 +155,21 @@ def relax(
 
     chosen = RelaxOptions(fmax, steps, optimizer, cell, pressure, parse_indices(fix), interval)  # type: ignore[arg-type]
     atoms = read_one(file, charge, spin)
-    prefix = output_prefix(output, file, "relax")
-    potential = open_potential(model, task, device, precision)
+    prefix = output_prefix(output, file, "relax", restart=restart, overwrite=overwrite)
+    potential = open_potential(model, task, device, precision, allow)
+    check_structure(potential, atoms)
     calculator = open_calculator(potential)
     units = {"energy": "eV", "largest_force": "eV/Å", "volume": "Å^3", "cell": "Å", "pressure": "GPa"}
     summary = Summary(
         "relax",
         potential.name,
-        _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        given(file=file, task=task, device=device, precision=precision, **vars(chosen)),
         units,
     )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("relax", steps, quiet=quiet) as progress:
-            result = run(
-                atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update
-            )
+            report = noted(summary, progress.update)
+            result = run(atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=report)
         first = max(0, result.steps - len(result.energies) + 1)
         curves = {"energy (eV)": result.energies, "largest force (eV/Å)": result.largest_forces}
         draw_curves(prefix.with_suffix(".png"), range(first, first + len(result.energies)), "step", curves)
@@ -268,18 +197,21 @@ def md(
     precision: shared.Precision = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
+    allow: shared.Allow = None,
     ensemble: Annotated[
-        str, typer.Option(help="nve (velocity Verlet), nvt (Langevin) or npt (Martyna-Tobias-Klein).")
+        Literal["nve", "nvt", "npt"],
+        typer.Option(help="nve: velocity Verlet, nvt: Langevin, npt: Martyna-Tobias-Klein.", case_sensitive=False),
     ] = "nve",
     steps: Annotated[int, typer.Option(help="Steps of the whole run, those before a restart included.")] = 1000,
     timestep: Annotated[float, typer.Option(help="fs")] = 1.0,
     temperature: Annotated[float, typer.Option(help="K; also of the initial momenta where the file has none.")] = 300.0,
-    friction: Annotated[float, typer.Option(help="1/ps, of the Langevin thermostat.")] = 10.0,
-    pressure: Annotated[float, typer.Option(help="GPa, for npt.")] = 0.0,
+    friction: Annotated[float | None, typer.Option(help="1/ps, of the thermostat of nvt. Default: 10.")] = None,
+    pressure: Annotated[float | None, typer.Option(help="GPa, for npt. Default: 0.")] = None,
     interval: Annotated[int, typer.Option(help="Steps between frames; a crash loses at most one interval.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of momenta and thermostat.")] = 0,
     output: shared.Output = None,
     restart: shared.Restart = False,
+    overwrite: shared.Overwrite = False,
     quiet: shared.Quiet = False,
 ) -> None:
     """Run molecular dynamics."""
@@ -287,20 +219,29 @@ def md(
     from edgewise.cli.progress import Progress
     from edgewise.cli.reporting import Summary, draw_curves
 
-    chosen = DynamicsOptions(ensemble, steps, timestep, temperature, friction, pressure, interval, seed)  # type: ignore[arg-type]
+    chosen = DynamicsOptions(
+        ensemble,
+        steps,
+        timestep,
+        temperature,
+        interval=interval,
+        seed=seed,
+        **given(friction=friction, pressure=pressure),
+    )
     atoms = read_one(file, charge, spin)
-    prefix = output_prefix(output, file, "md")
-    potential = open_potential(model, task, device, precision)
+    prefix = output_prefix(output, file, "md", restart=restart, overwrite=overwrite)
+    potential = open_potential(model, task, device, precision, allow)
+    check_structure(potential, atoms)
     calculator = open_calculator(potential)
     units = {"time": "fs", "energy": "eV", "temperature": "K", "volume": "Å^3", "drift": "meV per atom and ps"}
     summary = Summary(
-        "md", potential.name, _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)), units
+        "md", potential.name, given(file=file, task=task, device=device, precision=precision, **vars(chosen)), units
     )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("md", steps, quiet=quiet) as progress:
-            result = run_dynamics(
-                atoms, calculator, chosen, prefix.with_suffix(".extxyz"), restart=restart, report=progress.update
-            )
+            report = noted(summary, progress.update)
+            frames = prefix.with_suffix(".extxyz")
+            result = run_dynamics(atoms, calculator, chosen, frames, restart=restart, report=report)
         time = [value / 1000 for value in result.column("time_fs")]
         potential_energy, kinetic = result.column("potential_energy_eV"), result.column("kinetic_energy_eV")
         total = [a + b for a, b in zip(potential_energy, kinetic, strict=True)]
@@ -312,13 +253,15 @@ def md(
         draw_curves(prefix.with_suffix(".png"), time, "time (ps)", curves)
         summary.results |= {
             "steps": result.steps,
-            "time": result.steps * timestep,
+            "time": 1000 * time[-1] if time else 0.0,
             "mean_temperature": sum(result.column("temperature_K")) / max(1, len(time)),
             "final_potential_energy": potential_energy[-1] if potential_energy else None,
         }
         if ensemble == "nve" and len(time) > 2:
             summary.results["drift"] = 1000 * slope(time, total) / len(atoms)
             typer.echo(f"drift of the total energy: {summary.results['drift']:.3g} meV per atom and ps")
+        if result.steps > steps or (restart and result.steps_now == 0):
+            typer.echo(f"nothing to do: the run has {result.steps} steps and --steps is {steps}", err=True)
         typer.echo(f"{result.steps} steps done, mean temperature {summary.results['mean_temperature']:.1f} K")
 
 
@@ -329,10 +272,14 @@ def eos(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    charge: shared.Charge = None,
+    spin: shared.Spin = None,
+    allow: shared.Allow = None,
     span: Annotated[float, typer.Option(help="Largest change of the volume, as a fraction.")] = 0.06,
     points: Annotated[int, typer.Option(help="Number of volumes.")] = 9,
     form: Annotated[
-        str, typer.Option(help="Equation to fit: birchmurnaghan, vinet, murnaghan, birch, pouriertarantola, sj.")
+        Literal["birchmurnaghan", "vinet", "murnaghan", "birch", "pouriertarantola", "sj"],
+        typer.Option(help="Equation to fit.", case_sensitive=False),
     ] = "birchmurnaghan",
     output: shared.Output = None,
     quiet: shared.Quiet = False,
@@ -343,15 +290,15 @@ def eos(
     from edgewise.cli.reporting import Status, Summary, draw_fit
 
     chosen = EquationOptions(span, points, form)
-    atoms = read_one(file, None, None)
+    atoms = read_one(file, charge, spin)
     prefix = output_prefix(output, file, "eos")
-    potential = open_potential(model, task, device, precision)
+    potential = open_potential(model, task, device, precision, allow)
     calculator = open_calculator(potential)
     units = {"volume": "Å^3", "energy": "eV", "bulk_modulus": "GPa", "cell_lengths": "Å"}
     summary = Summary(
         "eos",
         potential.name,
-        _settings(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        given(file=file, task=task, device=device, precision=precision, **vars(chosen)),
         units,
     )
     with reported(summary, prefix.with_suffix(".json")):
@@ -407,6 +354,10 @@ def convert(
     if target.suffix not in writers:
         message = f"the target is {target}; its suffix has to be .safetensors or .pt"
         raise InvalidSettingsError(message)
+    require_folder(target)
+    if Path(source).exists() and target.exists() and Path(source).samefile(target):
+        message = f"source and target are the same file, {target}; give another target"
+        raise InvalidSettingsError(message)
     checkpoint = read_checkpoint(source)
     writers[target.suffix](checkpoint, target)
     typer.echo(f"wrote {target} ({target.stat().st_size / 1e6:.1f} MB)")
@@ -436,7 +387,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
     chosen: list[int] = []
     for part in filter(None, (item.strip() for item in text.split(","))):
         first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
             message = f"--fix is {text!r}; give atom numbers from 0, for example 0,1,5-8"
             raise InvalidSettingsError(message)
         chosen += range(int(first), int(last or first) + 1)

@@ -17,11 +17,13 @@ from ase.md.nose_hoover_chain import MTKNPT
 from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
+from edgewise.cli.checks import require_at_least, require_finite, require_one_of, require_positive
 from edgewise.cli.frames import (
     append_frame,
     cut_incomplete_frame,
     keep_frames,
     load_state,
+    require_same_atoms,
     save_state,
     with_results,
 )
@@ -65,16 +67,20 @@ class DynamicsOptions:
         Raises:
             InvalidSettingsError: A value is not allowed.
         """
-        if self.ensemble not in get_args(Ensemble):
-            message = f"ensemble is {self.ensemble!r}; allowed are {', '.join(get_args(Ensemble))}"
-            raise InvalidSettingsError(message)
-        for name in ("timestep", "friction"):
-            if not getattr(self, name) > 0:
-                message = f"{name} is {getattr(self, name)}; it has to be positive"
+        require_one_of("ensemble", self.ensemble, get_args(Ensemble))
+        require_positive("timestep", self.timestep, "fs")
+        require_positive("friction", self.friction, "1/ps")
+        require_at_least("steps", self.steps, 1)
+        require_at_least("interval", self.interval, 1)
+        require_at_least("temperature", self.temperature, 0, "K")
+        require_at_least("seed", self.seed, 0)
+        require_finite("pressure", self.pressure, "GPa")
+        for name, ensemble, default in (("friction", "nvt", 10.0), ("pressure", "npt", 0.0)):
+            if getattr(self, name) != default and self.ensemble != ensemble:
+                message = (
+                    f"{name} {getattr(self, name)} has a meaning in ensemble {ensemble} only, not in {self.ensemble}"
+                )
                 raise InvalidSettingsError(message)
-        if self.steps < 0 or self.interval < 1 or self.temperature < 0:
-            message = f"steps {self.steps}, interval {self.interval}, temperature {self.temperature} K: none can be negative, and the interval is at least 1"
-            raise InvalidSettingsError(message)
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,13 @@ class DynamicsResult:
     Attributes:
         atoms: The last structure.
         steps: Steps done, those before a restart included.
+        steps_now: Steps done in this call.
         rows: The log, one mapping of `COLUMNS` to numbers for each interval, restarts included.
     """
 
     atoms: Atoms
     steps: int
+    steps_now: int
     rows: list[dict[str, float]]
 
     def column(self, name: str) -> list[float]:
@@ -125,7 +133,9 @@ def run_dynamics(
     log, state = trajectory.with_suffix(".csv"), trajectory.with_suffix(".restart.traj")
     first_step = 0
     if restart:
-        atoms = load_state(state)
+        given, atoms = atoms, load_state(state)
+        require_same_atoms(state, atoms, given)
+        _require_same_run(state, atoms, options)
         first_step = int(atoms.info.pop("edgewise_step"))
         n_frames = int(atoms.info.pop("edgewise_frames"))
         cut_incomplete_frame(trajectory)
@@ -150,7 +160,14 @@ def run_dynamics(
         append_frame(trajectory, with_results(atoms, dict(calculator.results), step=step, time_fs=row["time_fs"]))
         _append_row(log, row)
         n_frames += 1
-        save_state(state, atoms, edgewise_step=step, edgewise_frames=n_frames)
+        save_state(
+            state,
+            atoms,
+            edgewise_step=step,
+            edgewise_frames=n_frames,
+            edgewise_timestep=options.timestep,
+            edgewise_ensemble=options.ensemble,
+        )
         if report is not None:
             report(step, f"{row['time_fs'] / 1000:.3f} ps, {row['temperature_K']:.0f} K")
 
@@ -162,7 +179,19 @@ def run_dynamics(
     except EdgewiseError as error:
         message = f"the run failed at step {first_step + integrator.nsteps}: {error}"
         raise RunFailedError(message) from error
-    return DynamicsResult(atoms, first_step + integrator.nsteps, _read_rows(log))
+    return DynamicsResult(atoms, first_step + integrator.nsteps, integrator.nsteps, _read_rows(log))
+
+
+def _require_same_run(state: Path, atoms: Atoms, options: DynamicsOptions) -> None:
+    """Take what the run was begun with out of a state, and refuse to go on with another timestep or ensemble."""
+    for name in ("timestep", "ensemble"):
+        before, now = atoms.info.pop(f"edgewise_{name}"), getattr(options, name)
+        if before != now:
+            message = (
+                f"{state} was written with {name} {before}, not {now}: go on with --{name} {before}, or begin another run "
+                "from its last frame, with another --output"
+            )
+            raise InvalidSettingsError(message)
 
 
 def _prepared(atoms: Atoms, options: DynamicsOptions) -> Atoms:

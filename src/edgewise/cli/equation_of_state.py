@@ -12,10 +12,13 @@ from ase.calculators.calculator import Calculator
 from ase.eos import EquationOfState
 from numpy.typing import NDArray
 
+from edgewise.cli.checks import require_at_least, require_one_of, require_positive
 from edgewise.errors import InvalidSettingsError, RunFailedError
 
 FORMS = ("birchmurnaghan", "vinet", "murnaghan", "birch", "pouriertarantola", "sj")
 FEWEST_POINTS = 5
+LARGEST_SPAN = 0.5
+"""Fraction of the volume."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class EquationOptions:
         Raises:
             InvalidSettingsError: A value is not allowed.
         """
-        if not 0 < self.span < 0.5 or self.points < FEWEST_POINTS or self.form not in FORMS:
-            message = (
-                f"span {self.span} (between 0 and 0.5), points {self.points} (at least {FEWEST_POINTS}), form "
-                f"{self.form!r} (one of {', '.join(FORMS)})"
-            )
+        require_positive("span", self.span)
+        if self.span >= LARGEST_SPAN:
+            message = f"span is {self.span}; it has to be less than {LARGEST_SPAN}, a fraction of the volume"
             raise InvalidSettingsError(message)
+        require_at_least("points", self.points, FEWEST_POINTS)
+        require_one_of("form", self.form, FORMS)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,29 @@ def read_structures(source: str) -> list[Atoms]:
     Raises:
         InvalidStructureError: The file is missing, of no known format, damaged or empty.
     """
-    index = ":" if "@" not in source else None
+    file, at, index = source.rpartition("@")
+    path = Path(file if at else source)
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no such file"
+        message = f"{source} cannot be read as a structure: {path} is {what}"
+        raise InvalidStructureError(message)
+    if at and not re.fullmatch(r"-?\d+|-?\d*:-?\d*(:-?\d*)?", index):
+        message = (
+            f"{source}: {index!r} picks no frame; give a number from 0 or a range, for example {file}@0 or {file}@:"
+        )
+        raise InvalidStructureError(message)
     try:
-        read = ase.io.read(source, index=index)
+        read = ase.io.read(source, index=None if at else ":")
+    except (StopIteration, IndexError) as error:
+        message = (
+            f"{source} cannot be read as a structure: it has no frame {index}" if at else f"{source} holds no structure"
+        )
+        raise InvalidStructureError(message) from error
     # ASE's readers raise whatever their format's parser raises; all of it means that the file cannot be read.
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        message = (
-            f"{source} cannot be read as a structure: {reason[0] if reason else type(error).__name__} "
-            f"({type(error).__name__}); give a file in a format that ase.io reads"
-        )
+        reason = [line for line in str(error).strip().splitlines() if line.strip()]
+        cause = f"{reason[0]} ({type(error).__name__})" if reason else "it is damaged or of another format"
+        message = f"{source} cannot be read as a structure: {cause}; give a file in a format that ase.io reads"
         raise InvalidStructureError(message) from error
     frames = read if isinstance(read, list) else [read]
     if not frames:
@@ -128,3 +142,17 @@ def load_state(path: Path) -> Atoms:
         message = f"there is no {path} to restart from; run without --restart first"
         raise InvalidStructureError(message)
     return read_structures(f"{path}@-1")[0]
+
+
+def require_same_atoms(state: Path, atoms: Atoms, given: Atoms) -> None:
+    """Refuse to go on with a run of another structure than the one that is given.
+
+    Raises:
+        InvalidStructureError: Their elements differ.
+    """
+    if len(atoms) != len(given) or (atoms.numbers != given.numbers).any():
+        message = (
+            f"{state} holds {atoms.symbols} and the file {given.symbols}; give the file that the run began with, or "
+            "another --output"
+        )
+        raise InvalidStructureError(message)

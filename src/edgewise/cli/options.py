@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import enum
+from typing import Annotated, Literal
 
 import typer
 
 DEFAULT_MODEL = "emt-mini"
+
+
+class Check(enum.StrEnum):
+    """Checks that can be lifted; see `Potential.allowing`."""
+
+    ANY_ELEMENT = "any-element"
+    CHARGE_SPIN = "charge-spin"
+    LONE_ATOMS = "lone-atoms"
+
 
 Structure = Annotated[
     str,
@@ -26,15 +35,21 @@ Task = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", "-d", help="cpu, cuda, cuda:1, ...")]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="float32, float64 or tf32 (CUDA). Default: float32.")
+    Literal["float32", "float64", "tf32"] | None,
+    typer.Option("--precision", help="tf32 is for CUDA devices. Default: float32.", case_sensitive=False),
 ]
 Charge = Annotated[int | None, typer.Option("--charge", help="Total charge in e; replaces the one in the file.")]
 Spin = Annotated[int | None, typer.Option("--spin", help="Spin multiplicity; replaces the one in the file.")]
+Allow = Annotated[
+    list[Check] | None,
+    typer.Option("--allow", help="Lift a check; can be given several times."),
+]
 Output = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--output", "-o", help="Prefix of the files to write. Default: the input's name and the command's."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results are printed.")]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Go on from the files of an earlier run with the same --output.")
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the files of an earlier run.")]

@@ -65,3 +65,11 @@ def ase_results(result: StructureResult) -> dict[str, object]:
     if np.isfinite(result.stress).all():
         values["stress"] = result.stress[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
     return values
+
+
+def label_frames(name: str, frames: Sequence[Atoms]) -> list[tuple[str, Atoms]]:
+    """Return each structure of a file with what to call it in messages: the file, and its place among several."""
+    if len(frames) == 1:
+        return [(name, frames[0])]
+    file = name.rpartition("@")[0] or name
+    return [(f"{file}, structure {number}", atoms) for number, atoms in enumerate(frames)]

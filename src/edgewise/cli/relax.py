@@ -14,7 +14,15 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 from ase.optimize import BFGS, FIRE, LBFGS
 
-from edgewise.cli.frames import append_frame, cut_incomplete_frame, load_state, save_state, with_results
+from edgewise.cli.checks import require_at_least, require_finite, require_one_of, require_positive
+from edgewise.cli.frames import (
+    append_frame,
+    cut_incomplete_frame,
+    load_state,
+    require_same_atoms,
+    save_state,
+    with_results,
+)
 from edgewise.errors import InvalidSettingsError, RunFailedError
 
 CellMode = Literal["none", "full", "volume", "shape"]
@@ -53,15 +61,12 @@ class RelaxOptions:
         Raises:
             InvalidSettingsError: A value is not allowed.
         """
-        if not self.fmax > 0 or self.steps < 0 or self.interval < 1:
-            message = f"fmax {self.fmax}, steps {self.steps}, interval {self.interval}: they have to be positive"
-            raise InvalidSettingsError(message)
-        if self.optimizer not in OPTIMIZERS:
-            message = f"optimizer is {self.optimizer!r}; allowed are {', '.join(OPTIMIZERS)}"
-            raise InvalidSettingsError(message)
-        if self.cell not in get_args(CellMode):
-            message = f"cell is {self.cell!r}; allowed are {', '.join(get_args(CellMode))}"
-            raise InvalidSettingsError(message)
+        require_positive("fmax", self.fmax, "eV/Å")
+        require_at_least("steps", self.steps, 1)
+        require_at_least("interval", self.interval, 1)
+        require_one_of("optimizer", self.optimizer, OPTIMIZERS)
+        require_one_of("cell", self.cell, get_args(CellMode))
+        require_finite("pressure", self.pressure, "GPa")
         if self.cell == "none" and self.pressure:
             message = f"pressure {self.pressure} GPa needs a cell that may change; give --cell full or volume"
             raise InvalidSettingsError(message)
@@ -116,7 +121,8 @@ def relax(
     state = trajectory.with_suffix(".restart.traj")
     first_step = 0
     if restart:
-        atoms = load_state(state)
+        given, atoms = atoms, load_state(state)
+        require_same_atoms(state, atoms, given)
         first_step = int(atoms.info.pop("edgewise_step", 0))
         cut_incomplete_frame(trajectory)
     else:

@@ -141,4 +141,6 @@ def _what_it_may_be(start: bytes) -> str:
         return "has torch's format from before version 1.6; load it with torch where you trust it and save it again"
     if start.startswith(GIT_LFS_MAGIC):
         return "is a pointer of Git LFS, not the file itself; fetch it with `git lfs pull`"
+    if start.startswith(b"\x80"):
+        return "is a plain pickle, which torch.save has not written since version 1.6; give a checkpoint of the model"
     return "is not a complete checkpoint: it is cut short, damaged, or not a file that torch.save wrote"

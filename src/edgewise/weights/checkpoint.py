@@ -5,15 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from edgewise.errors import CheckpointError, InvalidSettingsError, ModelNotFoundError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 WRAPPER_PREFIX = "module."
 AVERAGING_COUNTER = "n_averaged"
@@ -58,6 +56,9 @@ def read_checkpoint(path_or_name: str | PathLike[str], *, revision: str | None =
     from edgewise.weights.cache import read_through_cache
     from edgewise.weights.convert import read_safetensors
 
+    if not isinstance(path_or_name, (str, PathLike)):
+        message = f"the model is a {type(path_or_name).__name__}; give a file or a name, for example 'emt-mini'"
+        raise ModelNotFoundError(message)
     name = str(path_or_name)
     path = Path(path_or_name).expanduser()
     if revision is not None and (path.exists() or name not in hub.published_names()):
