@@ -163,7 +163,7 @@ def _integer(value: Any, name: str, default: int, allowed: tuple[int, int], wher
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        message = f"{name} of {where} is {value!r} ({type(value).__name__}); it has to be an int, for example {default}"
+        message = f"{name} of {where} is {value!r} ({type(value).__name__}); it has to be a whole number (int), for example {default}"
         raise ChargeSpinTypeError(message)
     low, high = allowed
     if not low <= value <= high:

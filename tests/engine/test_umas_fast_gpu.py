@@ -20,6 +20,7 @@ from edgewise.ops.fast import Optimizations, fast_ops
 from edgewise.potential import Potential, Results
 from tests.cases import golden_checkpoint, potential, water
 from tests.model.test_options import checkpoint as option
+from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning")]
 
@@ -37,13 +38,16 @@ def chain() -> Atoms:
 
 def exactly(architecture: str = "uma-s-tiny", chosen: Optimizations | None = None) -> Potential:
     """Return the mode's operations in float64, which its settings do not offer: the comparison is exact then."""
-    return potential(architecture).with_ops(fast_ops(chosen))
+    settings = edgewise.InferenceSettings(execution_mode="general", precision="float64")
+    return edgewise.Potential(golden_checkpoint(architecture), device=DEVICE, settings=settings).with_ops(
+        fast_ops(chosen)
+    )
 
 
 def fast(checkpoint: edgewise.weights.Checkpoint | str = "uma-s-tiny", **settings: object) -> Potential:
     given = golden_checkpoint(checkpoint) if isinstance(checkpoint, str) else checkpoint
     made = edgewise.InferenceSettings(**{"execution_mode": "umas_fast_gpu", **settings})
-    return edgewise.Potential(given, settings=made).allowing(charge_spin=True, lone_atoms=True)
+    return edgewise.Potential(given, device=DEVICE, settings=made).allowing(charge_spin=True, lone_atoms=True)
 
 
 def assert_same(found: Results, expected: Results, bound: float) -> None:
@@ -96,7 +100,8 @@ def mmax_1() -> edgewise.weights.Checkpoint:
 
 
 def test_mmax_1_runs_on_the_same_kernels() -> None:
-    plain = edgewise.Potential(mmax_1(), settings=edgewise.InferenceSettings(precision="float64"))
+    settings = edgewise.InferenceSettings(execution_mode="general", precision="float64")
+    plain = edgewise.Potential(mmax_1(), device=DEVICE, settings=settings)
     expected = plain.predict([water(), hydrogen()], "omol")
     assert_same(plain.with_ops(fast_ops()).predict([water(), hydrogen()], "omol"), expected, 1e-12)
     model = fast(mmax_1())
@@ -143,7 +148,6 @@ def test_edge_chunks() -> None:
     assert_same(fast(edge_chunk_size=2).predict([water()], "omol"), fast().predict([water()], "omol"), 1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_once_for_changing_numbers_of_edges() -> None:
     model = fast()
     model._runner.network.backbone.compile_features("aot_eager")
@@ -151,12 +155,11 @@ def test_compiled_once_for_changing_numbers_of_edges() -> None:
     torch._dynamo.utils.counters.clear()
     for atoms in quads:
         assert_same(model.predict([atoms], "omol"), potential().predict([atoms], "omol"), 1e-5)
-    # The beginning, and one block for all blocks.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    # Another composition and another number of atoms may cost one more of each, and going back costs none.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    # Another composition and another number of atoms may cost one more, and going back costs none.
     for atoms in (water(), quads[1], water()):
         assert_same(model.predict([atoms], "omol"), potential().predict([atoms], "omol"), 1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
     # Systems that do not share weights are not compiled, and right all the same.
     structures = [water(), hydrogen()]
     assert_same(model.predict(structures, "omol"), potential().predict(structures, "omol"), 1e-5)
@@ -167,7 +170,14 @@ def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> N
         fast("uma-m-tiny")
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     with pytest.raises(ModeUnavailableError, match="the device is cpu, not cuda"):
-        fast()
+        potential(execution_mode="umas_fast_gpu", precision="float32")
+
+
+@pytest.mark.gpu
+def test_it_is_the_default_on_a_gpu() -> None:
+    model = edgewise.Potential(golden_checkpoint("uma-s-tiny"), device="cuda")
+    assert model.describe().mode == "umas_fast_gpu"
+    assert edgewise.Potential(golden_checkpoint("uma-m-tiny"), device="cuda").describe().mode == "general"
 
 
 def test_the_choice_is_explained() -> None:

@@ -107,3 +107,14 @@ def count_compilations(function: Callable[..., Any], calls: list[tuple[Any, ...]
     count = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
     return count
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Ask torch for sums in fixed order."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -14,6 +14,7 @@ from tests.ops.kernel_problems import (
     Problem,
     assert_close,
     count_compilations,
+    deterministic_algorithms,
     gradients,
     poisoned_memory,
 )
@@ -73,16 +74,16 @@ def test_few_programs_take_several_edges_each() -> None:
     assert all(torch.equal(x, y) for x, y in zip(every, few, strict=True))
 
 
-def test_deterministic_algorithms_keep_gradients_per_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_algorithms_keep_gradients_per_edge() -> None:
     problem = Problem(17, 4)
     packed = problem.packed
     found = gather_rotate(problem.nodes, problem.edge_index, packed, problem.radial, 2)
     kept = gather_rotate(problem.nodes, problem.edge_index, packed, problem.radial, 2, to_atoms=False)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    (first,), (second,), (expected,) = (
-        torch.autograd.grad(item, problem.nodes, [torch.ones_like(block) for block in item], retain_graph=True)
-        for item in (found, found, kept)
-    )
+    with deterministic_algorithms():
+        first, second, expected = (
+            torch.autograd.grad(item, problem.nodes, [torch.ones_like(block) for block in item], retain_graph=True)[0]
+            for item in (found, found, kept)
+        )
     assert torch.equal(first, second)
     assert torch.equal(first, expected)
 
@@ -100,7 +101,9 @@ def test_second_derivatives_are_refused() -> None:
 def test_rotations_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     problem = Problem(4, 4)
     with pytest.raises(ValueError, match="35"):
-        gather_rotate(problem.nodes, problem.edge_index, torch.zeros(shape), problem.radial, 2)
+        gather_rotate(
+            problem.nodes, problem.edge_index, torch.zeros(shape, device=problem.nodes.device), problem.radial, 2
+        )
 
 
 def test_other_degrees_are_refused() -> None:

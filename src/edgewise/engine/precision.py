@@ -55,12 +55,3 @@ def fixed_order() -> Generator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         options.fill_uninitialized_memory = fill
-
-
-@contextmanager
-def quiet_compiler() -> Generator[None]:
-    """Hide what torch's compiler warns about in programs of its own making, for the duration of a call."""
-    with warnings.catch_warnings():
-        # It looks at the gradients of all inputs of a program, which are no leaves where one program follows another.
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor", category=UserWarning)
-        yield

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgewise.engine.mixtures import Mixtures
-from edgewise.engine.precision import fixed_order, matmul_precision, quiet_compiler
+from edgewise.engine.precision import fixed_order, matmul_precision
 from edgewise.engine.scales import DeviceScales, SystemScales
 from edgewise.errors import EdgewiseWarning, PropertyUnavailableError
 from edgewise.model.backbone import ModelWeights
@@ -143,9 +143,7 @@ class Runner:
         # A workspace keeps what was computed until the end of the call, which is what saving memory has to avoid.
         memory = nullcontext() if saving_memory else self._workspace.active()
         order = fixed_order() if self.settings.deterministic else nullcontext()
-        quiet = quiet_compiler() if self.settings.compile else nullcontext()
-        precision = matmul_precision(self.precision)
-        with torch.inference_mode(mode=False), torch.enable_grad(), precision, memory, order, quiet:
+        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision), memory, order:
             yield
 
     def _edges(self, batch: SystemBatch) -> EdgeList:

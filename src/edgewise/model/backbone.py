@@ -217,8 +217,7 @@ class Backbone(nn.Module):
         self.edge_degree_embedding = EdgeDegreeEmbedding(config, ops)
         self.blocks = nn.ModuleList([Block(config, ops, number) for number in range(config.n_layers)])
         self.norm = NORMS[config.norm_type](config)
-        self._begin_compiled: Callable[..., tuple[EdgeInputs, Tensor]] | None = None
-        self._block_compiled: Callable[..., Tensor] | None = None
+        self._compiled: Callable[..., Tensor] | None = None
         if config.n_experts:
             self.routing_mlp = routing_network(config)
             if config.use_composition_embedding:
@@ -288,9 +287,9 @@ class Backbone(nn.Module):
         if len(weights) > 1:
             segments = segments_of(edges.edges_per_system, weights_of_system)
             atom_segments = segments_of(batch.n_atoms.tolist(), weights_of_system)
-        elif self._begin_compiled is not None:
+        elif self._compiled is not None:
             # Where all systems share their weights, no bounds of runs have to be known: nothing but tensors goes in.
-            segments = atom_segments = WHOLE
+            return self._compiled(atoms, edges.edge_index, edge_vec, weights, WHOLE, WHOLE)
         else:
             segments = (EdgeSegment(0, edge_vec.shape[0], 0),)
             atom_segments = (EdgeSegment(0, batch.atomic_numbers.shape[0], 0),)
@@ -306,13 +305,8 @@ class Backbone(nn.Module):
         )
 
     def compile_features(self, backend: str = "inductor") -> None:
-        """Compile for dynamic shapes, for batches whose systems all share their weights.
-
-        The beginning and one block are compiled; the other blocks run the same program with weights of their own, so
-        that the time of compilation does not grow with the number of blocks.
-        """
-        self._begin_compiled = torch.compile(self._begin, dynamic=True, fullgraph=True, backend=backend)
-        self._block_compiled = torch.compile(self._run_block, dynamic=True, fullgraph=True, backend=backend)
+        """Compile `features` with dynamic shapes, for batches whose systems all share their weights."""
+        self._compiled = torch.compile(self.features, dynamic=True, fullgraph=True, backend=backend)
 
     def features(
         self,
@@ -341,39 +335,6 @@ class Backbone(nn.Module):
         Returns:
             [n_atoms, n_coefficients, channels], after the last norm.
         """
-        compiled = segments is WHOLE and self._begin_compiled is not None and self._block_compiled is not None
-        begin, run_block = (self._begin_compiled, self._block_compiled) if compiled else (self._begin, self._run_block)
-        assert begin is not None
-        assert run_block is not None
-        inputs, x = begin(atoms, edge_index, edge_vec, segments, edge_chunk_size)
-        chunks = inputs.chunks(edge_chunk_size)
-        for number, block in enumerate(self.blocks):
-            layer = [item[number] for item in weights]
-            if activation_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(
-                    run_block,
-                    block,
-                    x,
-                    atoms,
-                    chunks,
-                    atom_segments,
-                    layer,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            else:
-                x = run_block(block, x, atoms, chunks, atom_segments, layer)
-        return self.norm(x)
-
-    def _begin(
-        self,
-        atoms: AtomInputs,
-        edge_index: Tensor,
-        edge_vec: Tensor,
-        segments: tuple[EdgeSegment, ...],
-        edge_chunk_size: int | None,
-    ) -> tuple[EdgeInputs, Tensor]:
-        """Return what the blocks read of the edges, and the first node features."""
         config = self.config
         dtype = self.sphere_embedding.weight.dtype
         centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edge_vec.device)
@@ -384,24 +345,29 @@ class Backbone(nn.Module):
             target=self.target_embedding(atoms.atomic_numbers),
             segments=segments,
         )
+        chunks = inputs.chunks(edge_chunk_size)
         n_atoms = atoms.atomic_numbers.shape[0]
         scalars = self.sphere_embedding(atoms.atomic_numbers) + atoms.at_atoms
         x = nn.functional.pad(scalars[:, None], (0, 0, 0, (config.lmax + 1) ** 2 - 1))
-        for chunk in inputs.chunks(edge_chunk_size):
+        for chunk in chunks:
             x = x + self.edge_degree_embedding(chunk, n_atoms)
-        return inputs, x
-
-    def _run_block(
-        self,
-        block: nn.Module,
-        x: Tensor,
-        atoms: AtomInputs,
-        chunks: Sequence[EdgeInputs],
-        atom_segments: tuple[EdgeSegment, ...],
-        weights: Sequence[LayerWeights],
-    ) -> Tensor:
-        """Return the node features behind a block, balanced."""
-        return self._balance(block(x, atoms.at_atoms, chunks, atom_segments, weights), atoms)
+        for number, block in enumerate(self.blocks):
+            layer = [item[number] for item in weights]
+            if activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(
+                    block,
+                    x,
+                    atoms.at_atoms,
+                    chunks,
+                    atom_segments,
+                    layer,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                x = block(x, atoms.at_atoms, chunks, atom_segments, layer)
+            x = self._balance(x, atoms)
+        return self.norm(x)
 
     def _balance(self, x: Tensor, atoms: AtomInputs) -> Tensor:
         """Set the sums of the balanced channels to total charge and to multiplicity - 1 (MODEL.md section 8.3)."""
