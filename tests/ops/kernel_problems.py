@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgewise import so3
+from edgewise.ops import gate, gather_rotate, rotate_scatter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -86,14 +87,13 @@ def assert_close(found: list[Tensor], expected: list[Tensor], bound: float) -> N
 @contextmanager
 def poisoned_memory(monkeypatch: Any) -> Iterator[None]:
     """Fill every tensor that an op makes without values with NaN, so that what it fails to write shows."""
-    original = Tensor.new_empty
 
-    def new_empty(self: Tensor, *size: Any, **options: Any) -> Tensor:
-        made = original(self, *size, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+    def poisoned(like: Tensor, *shape: int) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "new_empty", new_empty)
+        for module in (gate, gather_rotate, rotate_scatter):
+            patch.setattr(module, "empty", poisoned)
         yield
 
 

@@ -21,9 +21,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from edgewise.ops import reference
-from edgewise.ops.launch import MAX_PROGRAMS, can_launch, programs, warps
+from edgewise.ops.launch import MAX_PROGRAMS, can_launch, empty, kernel_op, programs, warps
 
 LMAX = 2
 
@@ -121,16 +122,16 @@ def gate(blocks: Sequence[Tensor], lmax: int, channels: int, *, max_programs: in
     """
     if lmax != LMAX or len(blocks) < 2 or not has_kernel(blocks, channels):
         return reference.gate(blocks, lmax, channels)
-    empty = [blocks[0].new_empty(blocks[0].shape[0], 0)] * (3 - len(blocks))
-    return list(_gate(*blocks, *empty, max_programs)[: len(blocks)])
+    absent = [empty(blocks[0], blocks[0].shape[0], 0)] * (3 - len(blocks))
+    return list(_gate(*blocks, *absent, max_programs)[: len(blocks)])
 
 
-@torch.library.custom_op("edgewise::gate", mutates_args=())
+@kernel_op("edgewise::gate")
 def _gate(block_0: Tensor, block_1: Tensor, block_2: Tensor, max_programs: int) -> tuple[Tensor, Tensor, Tensor]:
     outputs = _empty_outputs(block_0, block_1, block_2)
     n_edges, hidden = block_0.shape[0], block_0.shape[1] // 5
     if n_edges:
-        _forward[(programs(n_edges, max_programs),)](
+        wrap_triton(_forward)[(programs(n_edges, max_programs),)](
             *(block.contiguous() for block in (block_0, block_1, block_2)),
             *outputs,
             n_edges,
@@ -142,8 +143,8 @@ def _gate(block_0: Tensor, block_1: Tensor, block_2: Tensor, max_programs: int) 
 
 
 def _empty_outputs(block_0: Tensor, block_1: Tensor, block_2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    first = block_0.new_empty(block_0.shape[0], block_0.shape[1] // 5 * 3)
-    return first, block_1.new_empty(block_1.shape), block_2.new_empty(block_2.shape)
+    first = empty(block_0, block_0.shape[0], block_0.shape[1] // 5 * 3)
+    return first, empty(block_1, *block_1.shape), empty(block_2, *block_2.shape)
 
 
 @_gate.register_fake
@@ -151,7 +152,7 @@ def _(block_0: Tensor, block_1: Tensor, block_2: Tensor, max_programs: int) -> t
     return _empty_outputs(block_0, block_1, block_2)
 
 
-@torch.library.custom_op("edgewise::gate_backward", mutates_args=())
+@kernel_op("edgewise::gate_backward")
 def gate_backward(
     block_0: Tensor,
     block_1: Tensor,
@@ -162,11 +163,11 @@ def gate_backward(
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the three m-blocks before the gate for those of the blocks behind it."""
-    first, second, third = (block.new_empty(block.shape) for block in (block_0, block_1, block_2))
+    first, second, third = (empty(block, *block.shape) for block in (block_0, block_1, block_2))
     n_edges, hidden = block_0.shape[0], block_0.shape[1] // 5
     if n_edges:
         inputs = (block_0, block_1, block_2, gradient_0, gradient_1, gradient_2)
-        _backward[(programs(n_edges, max_programs),)](
+        wrap_triton(_backward)[(programs(n_edges, max_programs),)](
             *(tensor.contiguous() for tensor in inputs),
             first,
             second,
@@ -189,7 +190,7 @@ def _(
     gradient_2: Tensor,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, third = (block.new_empty(block.shape) for block in (block_0, block_1, block_2))
+    first, second, third = (empty(block, *block.shape) for block in (block_0, block_1, block_2))
     return first, second, third
 
 

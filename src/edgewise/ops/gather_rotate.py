@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
-from edgewise.ops.launch import MAX_PROGRAMS, once_differentiable, programs, warps, width
+from edgewise.ops.launch import MAX_PROGRAMS, empty, kernel_op, once_differentiable, programs, warps, width, zeros
 from edgewise.ops.packed_rotation import as_packed, mmax_of_packed
 
 N_COEFFICIENTS = 9
@@ -312,14 +313,14 @@ def _columns(channels: int, mmax: int) -> tuple[int, int, int]:
     return 6 * channels, 8 * channels, 4 * channels if mmax == 2 else 0
 
 
-@torch.library.custom_op("edgewise::gather_rotate", mutates_args=())
+@kernel_op("edgewise::gather_rotate")
 def _gather_rotate(
     nodes: Tensor, edge_index: Tensor, rotations: Tensor, radial: Tensor, to_atoms: bool, max_programs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     blocks = _empty_blocks(nodes, edge_index, rotations)
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
     if n_edges:
-        _forward[(programs(n_edges, max_programs), 4)](
+        wrap_triton(_forward)[(programs(n_edges, max_programs), 4)](
             nodes.contiguous(),
             edge_index.contiguous(),
             rotations.contiguous(),
@@ -337,7 +338,7 @@ def _gather_rotate(
 def _empty_blocks(nodes: Tensor, edge_index: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
     first, second, third = (
-        nodes.new_empty(n_edges, columns) for columns in _columns(channels, mmax_of_packed(rotations))
+        empty(nodes, n_edges, columns) for columns in _columns(channels, mmax_of_packed(rotations))
     )
     return first, second, third
 
@@ -349,7 +350,7 @@ def _(
     return _empty_blocks(nodes, edge_index, rotations)
 
 
-@torch.library.custom_op("edgewise::gather_rotate_backward", mutates_args=())
+@kernel_op("edgewise::gather_rotate_backward")
 def gather_rotate_backward(
     block_0: Tensor,
     block_1: Tensor,
@@ -364,11 +365,11 @@ def gather_rotate_backward(
     """Return the gradients of nodes, packed rotations and radial factors for gradients of the three m-blocks."""
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
     to_atoms = to_atoms and not torch.are_deterministic_algorithms_enabled()
-    to_rotations, to_radial = rotations.new_empty(rotations.shape), radial.new_empty(radial.shape)
-    to_nodes = nodes.new_zeros(nodes.shape)
-    per_edge = to_nodes if to_atoms else nodes.new_empty(n_edges, N_COEFFICIENTS, 2 * channels)
+    to_rotations, to_radial = empty(rotations, *rotations.shape), empty(radial, *radial.shape)
+    to_nodes = zeros(nodes, *nodes.shape)
+    per_edge = to_nodes if to_atoms else empty(nodes, n_edges, N_COEFFICIENTS, 2 * channels)
     if n_edges:
-        _backward[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_backward)[(programs(n_edges, max_programs), 2)](
             block_0.contiguous(),
             block_1.contiguous(),
             block_2.contiguous(),
@@ -404,7 +405,7 @@ def _(
     to_atoms: bool,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return nodes.new_empty(nodes.shape), rotations.new_empty(rotations.shape), radial.new_empty(radial.shape)
+    return empty(nodes, *nodes.shape), empty(rotations, *rotations.shape), empty(radial, *radial.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from triton import knobs
@@ -17,7 +19,8 @@ MAX_PROGRAMS = 131_072
 
 def programs(n_edges: int, limit: int = MAX_PROGRAMS) -> int:
     """Return the number of programs for a number of edges: one each, up to the limit."""
-    return min(n_edges, limit)
+    # Unlike `min`, this lets one compiled program serve both sides of the limit.
+    return torch.sym_min(n_edges, limit)  # pyright: ignore[reportReturnType]
 
 
 def width(channels: int) -> int:
@@ -38,6 +41,32 @@ def is_interpreted() -> bool:
 def can_launch(kernel: object, tensor: Tensor) -> bool:
     """Tell whether a kernel can run on the device of a tensor: CUDA, or anywhere under Triton's interpreter."""
     return tensor.is_cuda or isinstance(kernel, InterpretedFunction)
+
+
+def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Register an op that launches kernels, so that `torch.compile` sees the launches and makes them by itself.
+
+    A launch from compiled code takes the host some 10 microseconds, one through the op's own Python ten times that. The
+    interpreter's kernels cannot be seen through; there the op stays closed. Kernels are launched by `wrap_triton`, called
+    by this very name: torch looks for it in an op's source to know which kernels its caches depend on.
+    """
+    if is_interpreted():
+        return torch.library.custom_op(name, mutates_args=())
+    return torch.library.triton_op(name, mutates_args=())
+
+
+def empty(like: Tensor, *shape: int) -> Tensor:
+    """Return memory for an output of a kernel, of the type and on the device of a tensor.
+
+    Not by `new_empty`: compilers take all those of one shape for one tensor, keep it from the forward to the backward
+    pass, and copy it before a kernel writes to it.
+    """
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def zeros(like: Tensor, *shape: int) -> Tensor:
+    """Return zeros that a kernel adds to; as `empty`, each a tensor of its own."""
+    return empty(like, *shape).zero_()
 
 
 def once_differentiable(backward: CustomOpDef, name: str) -> None:

@@ -18,9 +18,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from edgewise.ops.gather_rotate import N_COEFFICIENTS, dot3, dot5, load3, load5
-from edgewise.ops.launch import MAX_PROGRAMS, once_differentiable, programs, warps, width
+from edgewise.ops.launch import MAX_PROGRAMS, empty, kernel_op, once_differentiable, programs, warps, width, zeros
 from edgewise.ops.packed_rotation import as_packed, mmax_of_packed
 
 
@@ -215,8 +216,8 @@ def rotate_scatter(
             f" for m = 0..{mmax_of_packed(rotations)}"
         )
         raise ValueError(message)
-    empty = [blocks[0].new_empty(blocks[0].shape[0], 0)] * (3 - len(blocks))
-    return _rotate_scatter(*blocks, *empty, edge_index, rotations, n_atoms, accumulate, max_programs)
+    absent = [empty(blocks[0], blocks[0].shape[0], 0)] * (3 - len(blocks))
+    return _rotate_scatter(*blocks, *absent, edge_index, rotations, n_atoms, accumulate, max_programs)
 
 
 def _arguments(blocks: Sequence[Tensor], rotations: Tensor) -> tuple[list[Tensor], dict[str, int]]:
@@ -233,7 +234,7 @@ def _arguments(blocks: Sequence[Tensor], rotations: Tensor) -> tuple[list[Tensor
     return ready, constants
 
 
-@torch.library.custom_op("edgewise::rotate_scatter", mutates_args=())
+@kernel_op("edgewise::rotate_scatter")
 def _rotate_scatter(
     block_0: Tensor,
     block_1: Tensor,
@@ -247,10 +248,10 @@ def _rotate_scatter(
     accumulate = accumulate and not torch.are_deterministic_algorithms_enabled()
     blocks, constants = _arguments((block_0, block_1, block_2), rotations)
     n_edges, channels = edge_index.shape[1], constants["CHANNELS"]
-    nodes = block_0.new_zeros(n_atoms, N_COEFFICIENTS, channels)
-    per_edge = nodes if accumulate else block_0.new_empty(n_edges, N_COEFFICIENTS, channels)
+    nodes = zeros(block_0, n_atoms, N_COEFFICIENTS, channels)
+    per_edge = nodes if accumulate else empty(block_0, n_edges, N_COEFFICIENTS, channels)
     if n_edges:
-        _forward[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_forward)[(programs(n_edges, max_programs), 2)](
             *blocks,
             *(block.stride(0) for block in blocks),
             edge_index.contiguous(),
@@ -274,10 +275,10 @@ def _(
     accumulate: bool,
     max_programs: int,
 ) -> Tensor:
-    return block_0.new_empty(n_atoms, N_COEFFICIENTS, block_0.shape[1] // 3)
+    return empty(block_0, n_atoms, N_COEFFICIENTS, block_0.shape[1] // 3)
 
 
-@torch.library.custom_op("edgewise::rotate_scatter_backward", mutates_args=())
+@kernel_op("edgewise::rotate_scatter_backward")
 def rotate_scatter_backward(
     gradient: Tensor,
     block_0: Tensor,
@@ -292,12 +293,12 @@ def rotate_scatter_backward(
     blocks, constants = _arguments((block_0, block_1, block_2), rotations)
     n_edges = edge_index.shape[1]
     gradient = gradient.contiguous() if accumulate else gradient.index_select(0, edge_index[1])
-    to_blocks = [block.new_empty(block.shape) for block in blocks]
+    to_blocks = [empty(block, *block.shape) for block in blocks]
     # Rows of orders that the blocks do not hold have no gradient.
     whole = constants["ORDERS"] == constants["MMAX"]
-    to_rotations = rotations.new_empty(rotations.shape) if whole else rotations.new_zeros(rotations.shape)
+    to_rotations = empty(rotations, *rotations.shape) if whole else zeros(rotations, *rotations.shape)
     if n_edges:
-        _backward[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_backward)[(programs(n_edges, max_programs), 2)](
             gradient,
             *blocks,
             *(block.stride(0) for block in blocks),
@@ -323,8 +324,8 @@ def _(
     accumulate: bool,
     max_programs: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    first, second, third = (block.new_empty(block.shape) for block in (block_0, block_1, block_2))
-    return first, second, third, rotations.new_empty(rotations.shape)
+    first, second, third = (empty(block, *block.shape) for block in (block_0, block_1, block_2))
+    return first, second, third, empty(rotations, *rotations.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
