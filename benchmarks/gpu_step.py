@@ -12,6 +12,7 @@ import json
 import pstats
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ def busy_milliseconds(
     return sum(item[1] for item in listed), listed
 
 
+def export_trace(potential: edgewise.Potential, atoms: Any, path: Path, steps: int = 2) -> None:
+    """Write what host and GPU do in a few steps, for Perfetto or chrome://tracing."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(steps):
+            potential.predict([atoms], "omat")
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(path))
+
+
 def host_profile(potential: edgewise.Potential, atoms: Any, shown: int, steps: int = 20) -> None:
     """Print where the host spends its time: functions by cumulative and by own time, milliseconds over all steps."""
     profile = cProfile.Profile()
@@ -73,6 +84,8 @@ def main() -> None:
         "--variants", nargs="+", default=["general_tf32", "fast", "fast_tf32", "base_tf32", "fast_tf32_compiled"]
     )
     parser.add_argument("--host", type=int, default=0, help="print this many functions of the host's profile")
+    parser.add_argument("--trace", type=Path, help="folder for a trace of each variant")
+    parser.add_argument("--compile-times", action="store_true", help="print what the first call spends its time on")
     arguments = parser.parse_args()
     checkpoint, atoms = uma_s(n_experts=8), copper(REPEATS[arguments.atoms])
     exact = edgewise.Potential(checkpoint, device="cuda", settings=settings("general_float64")).predict([atoms], "omat")
@@ -112,6 +125,10 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         for name, milliseconds, calls in kernels[: arguments.profile]:
             print(f"    {milliseconds:7.3f} ms {calls:5d}  {name[:110]}", flush=True)
+        if arguments.compile_times:
+            print(torch._dynamo.utils.compile_times(repr="str", aggregate=True), flush=True)  # noqa: SLF001
+        if arguments.trace:
+            export_trace(potential, atoms, arguments.trace / f"{variant}.json.gz")
         if arguments.host:
             host_profile(potential, atoms, arguments.host)
         del potential

@@ -1,6 +1,7 @@
 """The six optimizations of mode umas_fast_gpu against the paths that they replace: operations, whole steps, numerics.
 
 Whole steps run in processes of their own, base, head, head, base, each with fresh compile caches; base has all six off.
+They compile side by side, and are timed one after the other while the others wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,11 @@ DISPLACEMENTS = (-0.02, -0.003, 0.0, 0.003, 0.02)
 """Å, along one random direction for each atom."""
 
 N_EXPERTS = 64
+
+CASE = "1000 Cu, UMA-S size, energy + forces + stress, TF32, compiled"
+
+READY = "ready"
+"""What a worker says when it has compiled."""
 
 
 def frames() -> list[Any]:
@@ -70,7 +77,7 @@ def variant(name: str) -> Optimizations:
 
 
 def worker(name: str, out: Path) -> None:
-    """Time one variant by the protocol, and write its row and its results for every frame."""
+    """Compile and warm up one variant, wait for the turn, time it by the protocol, and write a row and results."""
     given = frames()
     potential = edgewise.Potential(uma_s(n_experts=N_EXPERTS), task="omat", device="cuda", settings=settings())
     potential = potential.with_ops(fast_ops(variant(name)))
@@ -78,10 +85,27 @@ def worker(name: str, out: Path) -> None:
     begin = time.perf_counter()
     for number in range(WARM_UP):
         potential.predict([given[number % len(given)]])
-    warm_up = time.perf_counter() - begin
-    row: dict[str, Any] = {"variant": name, "warm_up_s": round(warm_up, 1)}
+        if number == 0:
+            first = time.perf_counter() - begin
+    row: dict[str, Any] = {"variant": name, "first_s": round(first, 1)}
+    row["warm_up_s"] = round(time.perf_counter() - begin, 1)
     row["peak_MiB"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
     row["reserved_MiB"] = round(torch.cuda.memory_reserved() / 2**20, 1)
+    print(READY, flush=True)
+    input()
+    row |= _timed_blocks(potential, given)
+    busy, kernels = busy_milliseconds(potential, given[2])
+    row |= {"busy_ms": round(busy, 3), "launches": sum(item[2] for item in kernels)}
+    row["kernels"] = [(kernel[:90], round(ms, 3), calls) for kernel, ms, calls in kernels[:12]]
+    results = potential.predict(given)
+    np.savez(out.with_suffix(".npz"), energy=results.energy, forces=results.forces, stress=results.stress)
+    out.write_text(json.dumps(row))
+
+
+def _timed_blocks(potential: edgewise.Potential, given: list[Any]) -> dict[str, Any]:
+    # The GPU has been at rest while others had their turn.
+    for number in range(WARM_UP):
+        potential.predict([given[number % len(given)]])
     torch.cuda.reset_peak_memory_stats()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]  # noqa: SLF001
     on_gpu, wall = [], []
@@ -94,10 +118,10 @@ def worker(name: str, out: Path) -> None:
         stop.synchronize()
         wall.append(1000 * (time.perf_counter() - begin))
         on_gpu.append(start.elapsed_time(stop))
-    row["recompiled"] = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs  # noqa: SLF001
-    row["steady_peak_MiB"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
     blocks = [statistics.median(wall[i : i + BLOCK]) for i in range(0, len(wall), BLOCK)]
-    row |= {
+    return {
+        "recompiled": torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs,  # noqa: SLF001
+        "steady_peak_MiB": round(torch.cuda.max_memory_allocated() / 2**20, 1),
         "gpu_median_ms": round(statistics.median(on_gpu), 3),
         "gpu_min_ms": round(min(on_gpu), 3),
         "wall_median_ms": round(statistics.median(wall), 3),
@@ -105,27 +129,49 @@ def worker(name: str, out: Path) -> None:
         "wall_block_medians_ms": [round(item, 3) for item in blocks],
         "queries_per_second": round(1000 / statistics.median(on_gpu), 3),
     }
-    busy, kernels = busy_milliseconds(potential, given[2])
-    row |= {"busy_ms": round(busy, 3), "launches": sum(item[2] for item in kernels)}
-    row["kernels"] = [(kernel[:90], round(ms, 3), calls) for kernel, ms, calls in kernels[:12]]
-    results = potential.predict(given)
-    np.savez(out.with_suffix(".npz"), energy=results.energy, forces=results.forces, stress=results.stress)
-    out.write_text(json.dumps(row))
 
 
-def _run_worker(name: str, folder: Path, number: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    out = folder / f"{number}.json"
-    caches = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor{number}"),
-        "TRITON_CACHE_DIR": str(folder / f"triton{number}"),
-    }
-    command = [sys.executable, __file__, name, str(out)]
-    done = subprocess.run(command, env={**os.environ, **caches}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = f"the worker of {name!r} failed:\n{done.stderr[-3000:]}"
+class _Worker:
+    """A process that times one variant when it is told to."""
+
+    def __init__(self, name: str, folder: Path, number: int) -> None:
+        """Start the process; it compiles with caches of its own, while others do the same."""
+        self.name, self.out, self.log = name, folder / f"{number}.json", folder / f"{number}.log"
+        own = {
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor{number}"),
+            "TRITON_CACHE_DIR": str(folder / f"triton{number}"),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, name, str(self.out)],
+            env={**os.environ, **own},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            text=True,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Return when the process has compiled and warmed up."""
+        assert self._process.stdout is not None
+        if not any(line.strip() == READY for line in self._process.stdout):
+            self._fail()
+
+    def take_turn(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Let the process time its variant; return its row and its results for every frame."""
+        self._process.communicate("go\n")
+        if self._process.returncode:
+            self._fail()
+        with np.load(self.out.with_suffix(".npz")) as archive:
+            return json.loads(self.out.read_text()), dict(archive)
+
+    def stop(self) -> None:
+        """End the process where it has not ended by itself."""
+        self._process.kill()
+        self._process.wait()
+
+    def _fail(self) -> None:
+        message = f"the worker of {self.name!r} failed:\n{self.log.read_text()[-3000:]}"
         raise RuntimeError(message)
-    with np.load(out.with_suffix(".npz")) as archive:
-        return json.loads(out.read_text()), dict(archive)
 
 
 def _differences(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> dict[str, float]:
@@ -187,18 +233,24 @@ def _packed_rows(graph: str) -> Iterator[dict[str, Any]]:
 
 
 def _steps(order: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Compile all variants at the same time, then time one after the other with the GPU to itself."""
     exact = _exact()
     torch.cuda.empty_cache()
-    found: list[tuple[str, dict[str, np.ndarray]]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(order):
-            row, results = _run_worker(name, Path(folder), number)
+    base: dict[str, np.ndarray] | None = None
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        workers = [_Worker(name, Path(folder), number) for number, name in enumerate(order)]
+        for item in workers:
+            stack.callback(item.stop)
+        for item in workers:
+            item.wait_until_ready()
+        for item in workers:
+            row, results = item.take_turn()
             row["error_against_float64"] = _differences(results, exact)
-            bases = [other for label, other in found if label == "base"]
-            if bases:
-                row["difference_from_first_base"] = _differences(results, bases[0])
-            found.append((name, results))
-            yield {"case": "1000 Cu, UMA-S size, energy + forces + stress, TF32, compiled", **row}
+            if base is not None:
+                row["difference_from_first_base"] = _differences(results, base)
+            elif item.name == "base":
+                base = results
+            yield {"case": CASE, **row}
 
 
 def steps(out: Path) -> Iterator[dict[str, Any]]:
