@@ -51,12 +51,14 @@ def golden_outputs(architecture: str) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def potential(architecture: str = "uma-s-tiny", task: str | None = None, **settings: Any) -> edgewise.Potential:
+def potential(
+    architecture: str = "uma-s-tiny", task: str | None = None, device: str = "cpu", **settings: Any
+) -> edgewise.Potential:
     """Return a potential of a golden checkpoint; float64 unless the settings say otherwise."""
     if not {"precision", "base_precision_dtype"} & set(settings):
         settings["precision"] = "float64"
     return edgewise.Potential(
-        golden_checkpoint(architecture), task=task, settings=edgewise.InferenceSettings(**settings)
+        golden_checkpoint(architecture), task=task, device=device, settings=edgewise.InferenceSettings(**settings)
     )
 
 

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from edgewise import so3
 from edgewise.ops import gate, gather_rotate, rotate_scatter
+from edgewise.ops.launch import MAX_PROGRAMS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SIZES = [(0, 4), (1, 4), (7, 6), (17, 8)]
 """Edges and channels: none, one, primes, widths that are powers of two and not."""
+
+if DEVICE == "cuda":
+    # The width of published models, and one edge more than there are programs.
+    SIZES += [(1009, 128), (MAX_PROGRAMS + 1, 4)]
 
 BLOCK_SIZES = (3, 4, 2)
 """Coefficients of the orders 0, 1 and 2 for lmax = 2."""

@@ -10,7 +10,7 @@ from edgewise.ops import gate as module
 from edgewise.ops import reference
 from edgewise.ops.gate import _gate, gate, gate_backward, has_kernel
 from edgewise.ops.launch import MAX_PROGRAMS
-from tests.ops.kernel_problems import Problem, count_compilations, gradients, poisoned_memory
+from tests.ops.kernel_problems import SIZES, Problem, count_compilations, gradients, poisoned_memory
 
 pytestmark = pytest.mark.kernels
 
@@ -36,7 +36,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("mmax", [2, 1])
-@pytest.mark.parametrize(("n_edges", "hidden"), [(0, 8), (1, 8), (7, 16), (17, 4)])
+@pytest.mark.parametrize(("n_edges", "hidden"), [(n, hidden) for n, hidden in SIZES if hidden & (hidden - 1) == 0])
 def test_values_and_derivatives(n_edges: int, hidden: int, mmax: int, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = blocks_of(n_edges, hidden, mmax)
     assert has_kernel(blocks, hidden)

@@ -289,6 +289,7 @@ class Backbone(nn.Module):
             atom_segments = segments_of(batch.n_atoms.tolist(), weights_of_system)
         elif self._compiled is not None:
             # Where all systems share their weights, no bounds of runs have to be known: nothing but tensors goes in.
+            _mark_sizes_that_change(atoms, edges.edge_index, edge_vec)
             return self._compiled(atoms, edges.edge_index, edge_vec, weights, WHOLE, WHOLE)
         else:
             segments = (EdgeSegment(0, edge_vec.shape[0], 0),)
@@ -306,7 +307,9 @@ class Backbone(nn.Module):
 
     def compile_features(self, backend: str = "inductor") -> None:
         """Compile `features` with dynamic shapes, for batches whose systems all share their weights."""
-        self._compiled = torch.compile(self.features, dynamic=True, fullgraph=True, backend=backend)
+        # With dynamic=True, sizes of weights and numbers of the configuration would become variables as well, which
+        # takes a second pass over the model to undo.
+        self._compiled = torch.compile(self.features, fullgraph=True, backend=backend)
 
     def features(
         self,
@@ -384,3 +387,10 @@ class Backbone(nn.Module):
                 shift = nn.functional.pad(excess[atoms.system_idx], (low, x.shape[2] - high))
                 x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
         return x
+
+
+def _mark_sizes_that_change(atoms: AtomInputs, edge_index: Tensor, edge_vec: Tensor) -> None:
+    """Tell `torch.compile` that the numbers of atoms, edges and systems are variables."""
+    for tensor in (*vars(atoms).values(), edge_vec):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)  # noqa: SLF001
+    torch._dynamo.maybe_mark_dynamic(edge_index, 1)  # noqa: SLF001

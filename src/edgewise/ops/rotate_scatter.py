@@ -228,7 +228,7 @@ def _arguments(blocks: Sequence[Tensor], rotations: Tensor) -> tuple[list[Tensor
         "CHANNELS": channels,
         "BLOCK": width(channels),
         "MMAX": mmax_of_packed(rotations),
-        "ORDERS": sum(block.shape[1] > 0 for block in blocks) - 1,
+        "ORDERS": len([block for block in blocks if block.shape[1]]) - 1,
         "num_warps": warps(channels),
     }
     return ready, constants
