@@ -16,6 +16,7 @@ LAYERS = (
     ("settings",),
     ("systems",),
     ("cell_list", "so3"),
+    ("nvalchemi_list",),
     ("neighbors",),
     ("ops",),
     ("model",),
@@ -32,6 +33,7 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ALWAYS = {
     "systems": {"numpy", "torch"},
     "cell_list": {"numpy", "torch"},
+    "nvalchemi_list": {"torch"},
     "neighbors": {"numpy", "torch", "vesin"},
     "so3": {"numpy", "torch"},
     "ops": {"numpy", "torch", "triton"},
@@ -46,7 +48,7 @@ ALWAYS = {
 
 LATE = {
     "systems": {"ase"},
-    "neighbors": {"nvalchemiops"},
+    "nvalchemi_list": {"nvalchemiops"},
     "weights": {"huggingface_hub"},
     "potential": {"ase"},
     "cli": {"huggingface_hub", "matplotlib", "phonopy", "safetensors", "seekpath", "torch"},

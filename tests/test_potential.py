@@ -117,10 +117,13 @@ def test_description() -> None:
         ({"execution_mode": "fused"}, "not part of this version"),
         ({"precision": "fast"}, "execution_mode='fused'"),
         ({"compile": True}, "compile=True"),
-        ({"internal_graph_gen_version": 3}, "internal_graph_gen_version=3"),
+        ({"internal_graph_gen_version": 3}, r"internal_graph_gen_version=3 .* pip install 'edgewise\[gpu\]'"),
     ],
 )
-def test_what_is_not_there_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+def test_what_is_not_there_is_refused_by_name(
+    settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises((errors.ModeUnavailableError, errors.InvalidSettingsError), match=words):
         potential(**{"precision": None, **settings})
 

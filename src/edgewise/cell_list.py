@@ -89,8 +89,13 @@ def find_edges(batch: SystemBatch, cutoff: float, device: torch.device) -> Candi
     turns_there = torch.from_numpy(turns).to(device)
     shifts = images.shift[image] - turns_there[source] + turns_there[target]
     given = batch.positions.to(device)
-    edge_vec = given[source] - given[target] + _translations(shifts, cells[where[target]])
+    edge_vec = given[source] - given[target] + translations(shifts, cells[where[target]])
     return Candidates(torch.stack([source, target]), shifts, edge_vec, edge_vec.square().sum(1))
+
+
+def translations(shifts: Tensor, cells: Tensor) -> Tensor:
+    """Return the lattice vectors [n, 3] of shifts [n, 3] in cells [n, 3, 3]; sums, since a product of 1 x 3 is slow."""
+    return (shifts.to(torch.float64)[:, :, None] * cells).sum(1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ def _images(batch: SystemBatch, positions: Tensor, where: Tensor, cells: Tensor,
         shifts.append(around.repeat(numbers.shape[0], 1))
     atom, shift = torch.cat(atoms), torch.cat(shifts)
     system = where[atom]
-    position = positions[atom] + _translations(shift, cells[system])
+    position = positions[atom] + translations(shift, cells[system])
     cube = grid.coordinates(position, system)
     kept = grid.inside(cube, system).nonzero().flatten()
     numbers = grid.number(cube[kept], system[kept])
@@ -157,11 +162,6 @@ def _images(batch: SystemBatch, positions: Tensor, where: Tensor, cells: Tensor,
     kept = kept[arranged]
     # Atoms come in order and the shifts of each in order, so the place before sorting puts edges in order.
     return _Images(atom[kept], shift[kept], position[kept], arranged, numbers)
-
-
-def _translations(shifts: Tensor, cells: Tensor) -> Tensor:
-    """Return the lattice vectors [n, 3] of shifts [n, 3] in cells [n, 3, 3]; sums, since a product of 1 x 3 is slow."""
-    return (shifts.to(torch.float64)[:, :, None] * cells).sum(1)
 
 
 def _shifts(cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> Tensor:

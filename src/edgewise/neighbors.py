@@ -1,4 +1,4 @@
-"""Directed edges between atoms within the cutoff, sorted by target: built by vesin on the CPU, by tensors on GPUs.
+"""Directed edges between atoms within the cutoff, sorted by target: by vesin on the CPU, by `cell_list` on GPUs.
 
 This module decides the direction of edges and shifts once (MODEL.md section 3): an edge goes from a source to a
 target, and its vector points from the target to the source image, r_source + shift . cell - r_target.
@@ -7,6 +7,7 @@ target, and its vector points from the target to the source image, r_source + sh
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from vesin import NeighborList
 
-from edgewise import cell_list
+from edgewise import cell_list, nvalchemi_list
 from edgewise.errors import InvalidStructureError
 from edgewise.systems import SystemBatch
 
@@ -57,7 +58,12 @@ class EdgeList:
 
 
 def build_edges(
-    batch: SystemBatch, cutoff: float, max_neighbors: int | None = None, device: torch.device | None = None
+    batch: SystemBatch,
+    cutoff: float,
+    max_neighbors: int | None = None,
+    device: torch.device | None = None,
+    *,
+    by_nvalchemi: bool = False,
 ) -> EdgeList:
     """Find all edges within the cutoff, self-images included.
 
@@ -67,16 +73,20 @@ def build_edges(
         max_neighbors: Cap on the neighbours of each atom, not strict: with t the squared distance of the first one
             past the cap, all with d^2 <= t + 0.01 Å^2 stay. None or a number below 1 keeps all.
         device: Where to work. None and the CPU take vesin; every other device works itself and keeps the result.
+        by_nvalchemi: Let nvalchemi-toolkit-ops find the edges, on the given device, the CPU included.
 
     Raises:
+        ImportError: `by_nvalchemi`, and the library is not installed.
         InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å, or the cell is so small that
             an atom would see an absurd number of images.
     """
     for system in range(batch.n_systems):
         _check_image_count(batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, _name(batch, system))
-    if device is None or device.type == "cpu" or batch.n_systems == 0 or not cell_list.fits(batch, cutoff):
+    by_vesin = (device is None or device.type == "cpu") and not by_nvalchemi
+    if device is None or by_vesin or batch.n_systems == 0 or not cell_list.fits(batch, cutoff):
         return _edges_on_cpu(batch, cutoff, max_neighbors)
-    return _edges_on_device(batch, cutoff, max_neighbors, device)
+    find_edges = nvalchemi_list.find_edges if by_nvalchemi else cell_list.find_edges
+    return _edges_on_device(batch, cutoff, max_neighbors, device, find_edges)
 
 
 def _name(batch: SystemBatch, system: int) -> str:
@@ -110,9 +120,15 @@ def _edges_on_cpu(batch: SystemBatch, cutoff: float, max_neighbors: int | None) 
     )
 
 
-def _edges_on_device(batch: SystemBatch, cutoff: float, max_neighbors: int | None, device: torch.device) -> EdgeList:
-    """Find the edges by `cell_list`; what is rare, an error or a cap that binds, is settled on the CPU."""
-    found = cell_list.find_edges(batch, cutoff, device)
+def _edges_on_device(
+    batch: SystemBatch,
+    cutoff: float,
+    max_neighbors: int | None,
+    device: torch.device,
+    find_edges: Callable[[SystemBatch, float, torch.device], cell_list.Candidates],
+) -> EdgeList:
+    """Find the edges on the device; what is rare, an error or a cap that binds, is settled on the CPU."""
+    found = find_edges(batch, cutoff, device)
     n_atoms, target = batch.positions.shape[0], found.edge_index[1]
     per_atom = torch.bincount(target, minlength=n_atoms)
     per_system = torch.zeros(batch.n_systems, dtype=torch.int64, device=device)

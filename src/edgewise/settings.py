@@ -107,6 +107,11 @@ class InferenceSettings:
             return "float64"
         return "tf32" if self.tf32 and device_type == "cuda" else "float32"
 
+    @property
+    def uses_nvalchemi(self) -> bool:
+        """Whether nvalchemi-toolkit-ops builds the neighbour list."""
+        return self.internal_graph_gen_version == GRAPH_VERSIONS[1]
+
     def _require_bool(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, bool):
@@ -155,7 +160,7 @@ class InferenceSettings:
         if self.precision == "fast" and self.execution_mode in ("general", "umas_fast_gpu"):
             message = f"precision='fast' needs execution_mode='fused', not {self.execution_mode!r}"
             raise InvalidSettingsError(message)
-        if self.external_graph_gen and self.internal_graph_gen_version == GRAPH_VERSIONS[1]:
+        if self.external_graph_gen and self.uses_nvalchemi:
             message = (
                 "external_graph_gen=True builds the neighbour list on the CPU and internal_graph_gen_version=3 on the "
                 "device; give one of them"

@@ -10,7 +10,7 @@ import torch
 from edgewise.errors import InvalidSettingsError, ModeUnavailableError
 from edgewise.model.config import ModelConfig
 from edgewise.ops import REFERENCE, WRITTEN_OUT, Ops
-from edgewise.settings import GRAPH_VERSIONS, InferenceSettings, Precision
+from edgewise.settings import InferenceSettings, Precision
 
 S2_NOTE = (
     "the s2 activation works on a finite grid, so this model is not exactly invariant under rotations; results depend "
@@ -186,8 +186,9 @@ def _refuse_unavailable(settings: InferenceSettings, mode: str) -> None:
     if settings.compile and mode == "general":
         message = "compile=True is not available in execution_mode='general' of this version; use compile=False"
         raise ModeUnavailableError(message)
-    if settings.internal_graph_gen_version != GRAPH_VERSIONS[0]:
+    if settings.uses_nvalchemi and importlib.util.find_spec("nvalchemiops") is None:
         message = (
-            f"internal_graph_gen_version={settings.internal_graph_gen_version} is not available in this version; use 2"
+            "internal_graph_gen_version=3 needs nvalchemi-toolkit-ops, which is not installed: "
+            "pip install 'edgewise[gpu]', or use 2"
         )
         raise ModeUnavailableError(message)

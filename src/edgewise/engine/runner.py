@@ -149,7 +149,9 @@ class Runner:
     def _edges(self, batch: SystemBatch) -> EdgeList:
         config = self.network.config
         device = None if self.settings.external_graph_gen else self.device
-        edges = build_edges(batch, config.cutoff, config.max_neighbors, device)
+        edges = build_edges(
+            batch, config.cutoff, config.max_neighbors, device, by_nvalchemi=self.settings.uses_nvalchemi
+        )
         if edges.n_capped and not self.n_capped:
             warnings.warn(
                 f"{edges.n_capped} atoms have more than {config.max_neighbors} neighbours within {config.cutoff} Å; "

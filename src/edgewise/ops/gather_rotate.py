@@ -337,9 +337,7 @@ def _gather_rotate(
 
 def _empty_blocks(nodes: Tensor, edge_index: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
-    first, second, third = (
-        empty(nodes, n_edges, columns) for columns in _columns(channels, mmax_of_packed(rotations))
-    )
+    first, second, third = (empty(nodes, n_edges, columns) for columns in _columns(channels, mmax_of_packed(rotations)))
     return first, second, third
 
 
