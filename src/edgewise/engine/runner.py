@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgewise.engine.mixtures import Mixtures
 from edgewise.engine.precision import fixed_order, matmul_precision
-from edgewise.engine.scales import DeviceScales, SystemScales
+from edgewise.engine.scales import OutputScales, ScaleTables
 from edgewise.errors import EdgewiseWarning, PropertyUnavailableError
 from edgewise.model.backbone import ModelWeights
 from edgewise.model.network import Network, NetworkOutput
@@ -71,8 +71,7 @@ class Runner:
         self.n_capped = 0
         self._workspace = Workspace()
         self._reference_network: Network | None = None
-        self._energy_scales = {name: item.energy_scale for name, item in scales.items()}
-        self._scales = DeviceScales(scales, device)
+        self._scales = ScaleTables(scales)
 
     def run(self, batch: SystemBatch) -> Outputs:
         """Compute energies, forces and stresses.
@@ -84,16 +83,17 @@ class Runner:
         with self._call():
             with torch.no_grad():
                 mixtures = self.mixtures.for_batch(batch)
+            scales = self._scales.of(batch, self.device)
             batch, edges = batch.to(self.device), edges.to(self.device)
             if self.network.is_direct:
                 with torch.no_grad():
-                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec, mixtures))
-            edge_vec = edges.edge_vec.clone().requires_grad_()
+                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec, mixtures), scales)
+            edge_vec = edges.edge_vec.detach().requires_grad_()
             output = self._forward(batch, edges, edge_vec, mixtures)
             # The sums of node energies are float64 in every precision.
             node_energy = output.node_energy.to(torch.float64)
             gradient = _edge_gradient(node_energy, edge_vec, create_graph=False)
-        return self._conservative_outputs(batch, edges, node_energy.detach(), gradient)
+        return self._conservative_outputs(batch, edges, node_energy.detach(), gradient, scales)
 
     def hessian(self, batch: SystemBatch) -> Tensor:
         """Compute the second derivatives of one structure's energy, [3 n_atoms, 3 n_atoms], eV/Å^2, float64.
@@ -109,13 +109,13 @@ class Runner:
             with torch.no_grad():
                 mixtures = self.mixtures.for_batch(batch)
             batch, edges = batch.to(self.device), edges.to(self.device)
-            edge_vec = edges.edge_vec.clone().requires_grad_()
+            edge_vec = edges.edge_vec.detach().requires_grad_()
             output = self._forward(batch, edges, edge_vec, mixtures, for_second_derivatives=True)
             gradient = _edge_gradient(output.node_energy.to(torch.float64), edge_vec, create_graph=True)
             n_coordinates = 3 * batch.positions.shape[0]
             at_atoms = _sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0]).flatten()
             rows = self._hessian_rows(at_atoms, edge_vec, edges.edge_index, n_coordinates)
-        return rows * self._energy_scales[batch.tasks[0]]
+        return rows * self._scales.energy_scale(batch.tasks[0])
 
     def _hessian_rows(self, at_atoms: Tensor, edge_vec: Tensor, edge_index: Tensor, n: int) -> Tensor:
         """Differentiate -forces [n] with respect to every coordinate."""
@@ -191,35 +191,35 @@ class Runner:
             self._reference_network = self.network.with_ops(REFERENCE)
         return self._reference_network
 
-    def _energy(self, batch: SystemBatch, node_energy: Tensor, scales: SystemScales) -> Tensor:
-        """Sum node energies and add the mean of the normaliser and the element references, float64."""
+    def _energy(self, batch: SystemBatch, node_energy: Tensor, scales: OutputScales) -> Tensor:
+        """Sum node energies, float64, and add the mean of the normaliser and the element references."""
         summed = _sum_over_atoms(node_energy.to(torch.float64), batch)
         if self.network.reduces_energy_by_mean:
             summed = summed / batch.n_atoms
-        energy = summed * scales.energy_scale + scales.energy_mean
-        return energy + self._scales.reference_energies(batch, scales)
+        return summed * scales.energy + scales.energy_offset
 
     def _conservative_outputs(
-        self, batch: SystemBatch, edges: EdgeList, node_energy: Tensor, gradient: Tensor
+        self, batch: SystemBatch, edges: EdgeList, node_energy: Tensor, gradient: Tensor, scales: OutputScales
     ) -> Outputs:
-        scales = self._scales.of(batch.tasks)
-        forces = -_sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0])
-        forces = forces * scales.forces_scale[batch.system_idx, None]
+        forces = _sum_at_atoms(gradient, edges.edge_index, batch.positions.shape[0])
         virial = _virial(batch, edges, gradient)
-        volume = torch.linalg.det(batch.cell).abs()
-        stress = 0.5 * (virial + virial.mT) * (scales.stress_scale / volume)[:, None, None]
-        return Outputs(self._energy(batch, node_energy, scales), forces, _only_periodic(stress, batch))
+        return Outputs(
+            energy=self._energy(batch, node_energy, scales),
+            forces=forces * -scales.forces[batch.system_idx, None],
+            stress=(virial + virial.mT) * (0.5 * scales.virial)[:, None, None],
+        )
 
-    def _direct_outputs(self, batch: SystemBatch, output: NetworkOutput) -> Outputs:
+    def _direct_outputs(self, batch: SystemBatch, output: NetworkOutput, scales: OutputScales) -> Outputs:
         assert output.direct_forces is not None
-        scales = self._scales.of(batch.tasks)
-        forces = output.direct_forces.to(torch.float64) * scales.forces_scale[batch.system_idx, None]
         if output.direct_stress is None:
             stress = torch.full((batch.n_systems, 3, 3), torch.nan, dtype=torch.float64, device=self.device)
         else:
-            stress = output.direct_stress.to(torch.float64) * scales.stress_scale[:, None, None]
-            stress = _only_periodic(stress, batch)
-        return Outputs(self._energy(batch, output.node_energy, scales), forces, stress)
+            stress = output.direct_stress.to(torch.float64) * scales.stress[:, None, None]
+        return Outputs(
+            energy=self._energy(batch, output.node_energy, scales),
+            forces=output.direct_forces.to(torch.float64) * scales.forces[batch.system_idx, None],
+            stress=stress,
+        )
 
 
 def _edge_gradient(node_energy: Tensor, edge_vec: Tensor, *, create_graph: bool) -> Tensor:
@@ -233,7 +233,7 @@ def _edge_gradient(node_energy: Tensor, edge_vec: Tensor, *, create_graph: bool)
 def _sum_at_atoms(edge_gradient: Tensor, edge_index: Tensor, n_atoms: int) -> Tensor:
     """Return dE/d(positions) [n_atoms, 3]: plus at each edge's source, minus at its target."""
     zeros = edge_gradient.new_zeros(n_atoms, 3)
-    return zeros.index_add(0, edge_index[0], edge_gradient).index_add(0, edge_index[1], -edge_gradient)
+    return zeros.index_add_(0, edge_index[0], edge_gradient).index_add_(0, edge_index[1], edge_gradient, alpha=-1)
 
 
 def _virial(batch: SystemBatch, edges: EdgeList, gradient: Tensor) -> Tensor:
@@ -246,8 +246,6 @@ def _virial(batch: SystemBatch, edges: EdgeList, gradient: Tensor) -> Tensor:
 
 
 def _sum_over_atoms(values: Tensor, batch: SystemBatch) -> Tensor:
-    return values.new_zeros(batch.n_systems).index_add(0, batch.system_idx, values)
-
-
-def _only_periodic(stress: Tensor, batch: SystemBatch) -> Tensor:
-    return torch.where(batch.pbc.any(dim=1)[:, None, None], stress, torch.nan)
+    if batch.n_systems == 1:
+        return values.sum(0, keepdim=True)
+    return values.new_zeros(batch.n_systems).index_add_(0, batch.system_idx, values)

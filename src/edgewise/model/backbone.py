@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -309,7 +310,9 @@ class Backbone(nn.Module):
         """Compile `features` with dynamic shapes, for batches whose systems all share their weights."""
         # With dynamic=True, sizes of weights and numbers of the configuration would become variables as well, which
         # takes a second pass over the model to undo.
-        self._compiled = torch.compile(self.features, fullgraph=True, backend=backend)
+        self._compiled = torch.compile(
+            self.features, fullgraph=True, backend=backend, options={"guard_filter_fn": _without_guards_on_modules}
+        )
 
     def features(
         self,
@@ -387,6 +390,14 @@ class Backbone(nn.Module):
                 shift = nn.functional.pad(excess[atoms.system_idx], (low, x.shape[2] - high))
                 x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
         return x
+
+
+def _without_guards_on_modules(entries: Sequence[Any]) -> list[bool]:
+    """Tell which conditions of a compiled program are looked at in every call: not that parameters are what they were.
+
+    Looking at each takes the host a millisecond, and nothing changes a network once it is made.
+    """
+    return [not entry.orig_guard.source.is_unspecialized_nn_module() for entry in entries]
 
 
 def _mark_sizes_that_change(atoms: AtomInputs, edge_index: Tensor, edge_vec: Tensor) -> None:
