@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -23,34 +20,9 @@ from typing import Any
 
 import six
 import torch
-import triton
+from machine import commit, machine, results_folder
 
 STAGES: dict[str, dict[str, Callable[[Path], Iterable[dict[str, Any]]]]] = {"six": six.STAGES}
-
-
-def commit() -> str:
-    """Return the commit of this working tree, with a plus sign where it has been changed."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def machine() -> dict[str, str]:
-    """Return what every row says about where it was made."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": sys.version.split()[0],
-    }
-
-
-def folder_name(gpu: str) -> str:
-    """Return a GPU's name as the name of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def main() -> None:
@@ -73,7 +45,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; these benchmarks need one")
     where = machine()
-    out = arguments.out or Path(__file__).parent / "results" / folder_name(where["gpu"])
+    out = arguments.out or results_folder(where["gpu"])
     out.mkdir(parents=True, exist_ok=True)
     for name in arguments.stages or stages:
         file = out / f"{arguments.set}_{name}.jsonl"
