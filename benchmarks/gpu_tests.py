@@ -19,8 +19,8 @@ from machine import commit, machine, results_folder
 
 ROOT = Path(__file__).parent.parent
 # Ahead-of-time compilation needs no GPU, and runs in CI.
-EVERYTHING = ("-m", "gpu or kernels", "--ignore=tests/ops/test_compile_kernels.py", "tests")
 KERNELS = ("-m", "kernels", "--ignore=tests/ops/test_compile_kernels.py", "tests/ops")
+EVERYTHING = ("-m", "gpu or kernels", *KERNELS[2:], "tests/engine", "tests/physics", "tests/test_cases.py")
 
 
 def run(name: str, arguments: tuple[str, ...], log: Path) -> bool:

@@ -124,7 +124,7 @@ def test_it_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(batch, cutoff, device)
 
     monkeypatch.setattr(nvalchemi_list, "find_edges", counted)
-    found = potential(internal_graph_gen_version=3).predict([salt()], "omat")
+    found = potential(device=str(DEVICE), internal_graph_gen_version=3).predict([salt()], "omat")
     assert calls == [6.0]
     expected = potential().predict([salt()], "omat")
     assert np.abs(found.forces - expected.forces).max() < 1e-12

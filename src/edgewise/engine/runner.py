@@ -93,7 +93,8 @@ class Runner:
             # The sums of node energies are float64 in every precision.
             node_energy = output.node_energy.to(torch.float64)
             gradient = _edge_gradient(node_energy, edge_vec, create_graph=False)
-        return self._conservative_outputs(batch, edges, node_energy.detach(), gradient, scales)
+            with torch.no_grad():
+                return self._conservative_outputs(batch, edges, node_energy.detach(), gradient, scales)
 
     def hessian(self, batch: SystemBatch) -> Tensor:
         """Compute the second derivatives of one structure's energy, [3 n_atoms, 3 n_atoms], eV/Å^2, float64.
