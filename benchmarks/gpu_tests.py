@@ -25,7 +25,7 @@ EVERYTHING = ("-m", "gpu or kernels", *KERNELS[2:], "tests/engine", "tests/physi
 
 def run(name: str, arguments: tuple[str, ...], log: Path) -> bool:
     """Run pytest once, add what it says to the log, and tell whether all tests passed."""
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=short", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"\n== {name}: pytest {' '.join(arguments)}\n{done.stdout}{done.stderr}")

@@ -58,3 +58,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_pages_have_examples() -> None:
     assert len(WITH_EXAMPLES) >= 8
+
+
+def test_measured_figures_are_those_of_the_results() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "report.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

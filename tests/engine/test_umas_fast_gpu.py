@@ -190,3 +190,4 @@ def test_the_choice_is_explained() -> None:
     assert "operation   gate: Triton kernels" in text
     assert "float32" in text
     assert potential(precision=None).describe().mode_reason == "chosen on cpu"
+    assert "compiled for calls" in str(fast(compile=True).describe())

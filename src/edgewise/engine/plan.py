@@ -17,6 +17,11 @@ S2_NOTE = (
     "slightly on the orientation of the structure"
 )
 
+COMPILE_NOTE = (
+    "compiled for calls whose structures all share their merged expert weights; other calls run the same operations "
+    "uncompiled"
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -54,6 +59,8 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     if precision == "tf32" and device.type != "cuda":
         precision = "float32"
         notes.append(f"TF32 exists on CUDA devices only; float32 runs on {device.type}")
+    if settings.compile:
+        notes.append(COMPILE_NOTE)
     choose = _fast_ops if mode == "umas_fast_gpu" else _general_ops
     ops, operations = choose(config, settings, device)
     return Plan(
