@@ -69,19 +69,24 @@ def test_dense_rotations_are_packed_on_entry(mmax: int) -> None:
 
 def test_edge_degree_embedding_of_packed_rotations_equals_that_of_dense_ones() -> None:
     problem = Problem(17, 8)
-    dense, packed, radial = problem.dense, problem.packed, problem.blocks(8, orders=0)
-    envelope = problem.envelope
+    packed, radial, envelope = problem.packed, problem.blocks(8, orders=0), problem.envelope
+    dense = problem.unpacked(packed.detach()).requires_grad_()
     results = []
-    for rotations in (dense * envelope[:, None, None], packed * envelope[:, None]):
+    for rotations in (dense, packed):
+        scaled = rotations * envelope.reshape(-1, *[1] * (rotations.dim() - 1))
         # GPUs add in another order every time, in the kernel and in `index_add` alike, unless they are told not to.
         with deterministic_algorithms():
-            summed = rotate_scatter(radial, problem.edge_index, rotations, problem.n_atoms, 8)
-        results.append((summed, gradients([summed], [radial[0]])[0]))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+            summed = rotate_scatter(radial, problem.edge_index, scaled, problem.n_atoms, 8)
+        results.append((summed, *gradients([summed], [radial[0], rotations])))
+    from_dense, from_packed = results
+    assert torch.equal(from_dense[0], from_packed[0])
+    assert torch.equal(from_dense[1], from_packed[1])
+    assert torch.equal(from_dense[2], problem.unpacked(from_packed[2]))
     plain = reference.rotate_scatter(radial, problem.edge_index, dense * envelope[:, None, None], problem.n_atoms, 8)
-    assert_close([results[1][0]], [plain], 2e-15)
-    assert_close([results[1][1]], gradients([plain], [radial[0]]), 2e-15)
+    to_radial, to_dense = gradients([plain], [radial[0], dense])
+    assert_close([from_packed[0], from_packed[1]], [plain, to_radial], 2e-15)
+    inside = problem.unpacked(torch.ones_like(packed))
+    assert_close([problem.unpacked(from_packed[2])], [to_dense * inside], 1e-14)
 
 
 def test_blocks_may_be_views_of_one_tensor() -> None:
