@@ -244,7 +244,21 @@ def edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:
     Returns:
         [n_edges, n_edge_coefficients, (lmax + 1)^2]: rows in m-major order, columns l-major (MODEL.md section 4.3).
     """
-    blocks = rotation_blocks(edge_frames(directions), lmax)
+    return rotation_rows(edge_frames(directions), lmax, mmax)
+
+
+def rotation_rows(rotations: Tensor, lmax: int, mmax: int) -> Tensor:
+    """Build the matrices of rotations that act on all node coefficients.
+
+    Args:
+        rotations: [n, 3, 3].
+        lmax: Largest degree.
+        mmax: Largest order of the rows.
+
+    Returns:
+        [n, n_edge_coefficients, (lmax + 1)^2]: rows in m-major order, columns l-major.
+    """
+    blocks = rotation_blocks(rotations, lmax)
     rows: list[Tensor] = []
     for index in m_major_order(lmax, mmax):
         degree = math.isqrt(index)
@@ -252,6 +266,23 @@ def edge_rotations(directions: Tensor, lmax: int, mmax: int) -> Tensor:
         before, after = degree * degree, n_coefficients(lmax) - (degree + 1) ** 2
         rows.append(torch.nn.functional.pad(row, (before, after)))
     return torch.stack(rows, dim=1)
+
+
+@_constant
+def generators(lmax: int) -> Tensor:
+    """Return how features in edge frames change when the frames turn about x and about z (MODEL.md section 10.1).
+
+    Returns:
+        [2, n, n] float64 on the CPU, n = (lmax + 1)^2, antisymmetric; rows and columns in m-major order of all orders.
+    """
+    x, z = torch.zeros(2, 3, 3, dtype=torch.float64, device="cpu")
+    x[2, 1], x[1, 2] = 1, -1
+    z[1, 0], z[0, 1] = 1, -1
+    identity = torch.eye(3, dtype=torch.float64, device="cpu").repeat(2, 1, 1)
+    slopes = torch.func.jvp(lambda turn: rotation_blocks(turn, lmax), (identity,), (torch.stack([x, z]),))[1]
+    whole = torch.stack([torch.block_diag(*(slope[axis] for slope in slopes)) for axis in range(2)])
+    order = list(m_major_order(lmax, lmax))
+    return whole[:, order][:, :, order]
 
 
 @_constant

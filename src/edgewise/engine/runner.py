@@ -85,16 +85,11 @@ class Runner:
                 mixtures = self.mixtures.for_batch(batch)
             scales = self._scales.of(batch, self.device)
             batch, edges = batch.to(self.device), edges.to(self.device)
-            if self.network.is_direct:
-                with torch.no_grad():
-                    return self._direct_outputs(batch, self._forward(batch, edges, edges.edge_vec, mixtures), scales)
-            edge_vec = edges.edge_vec.detach().requires_grad_()
-            output = self._forward(batch, edges, edge_vec, mixtures)
-            # The sums of node energies are float64 in every precision.
-            node_energy = output.node_energy.to(torch.float64)
-            gradient = _edge_gradient(node_energy, edge_vec, create_graph=False)
+            output, gradient = self._evaluate(batch, edges, mixtures)
             with torch.no_grad():
-                return self._conservative_outputs(batch, edges, node_energy.detach(), gradient, scales)
+                if gradient is None:
+                    return self._direct_outputs(batch, output, scales)
+                return self._conservative_outputs(batch, edges, output.node_energy.detach(), gradient, scales)
 
     def hessian(self, batch: SystemBatch) -> Tensor:
         """Compute the second derivatives of one structure's energy, [3 n_atoms, 3 n_atoms], eV/Å^2, float64.
@@ -162,6 +157,17 @@ class Runner:
             )
         self.n_capped = edges.n_capped
         return edges
+
+    def _evaluate(
+        self, batch: SystemBatch, edges: EdgeList, mixtures: tuple[list[ModelWeights], list[int]]
+    ) -> tuple[NetworkOutput, Tensor | None]:
+        """Return the network's outputs and dE/d(edge_vec), [n_edges, 3] float64; None of a model with direct forces."""
+        if self.network.is_direct:
+            with torch.no_grad():
+                return self._forward(batch, edges, edges.edge_vec, mixtures), None
+        edge_vec = edges.edge_vec.detach().requires_grad_()
+        output = self._forward(batch, edges, edge_vec, mixtures)
+        return output, _edge_gradient(output.node_energy.to(torch.float64), edge_vec, create_graph=False)
 
     def _forward(
         self,

@@ -22,9 +22,10 @@ from edgewise.model.experts import (
     routing_coefficients,
     routing_network,
 )
-from edgewise.model.layers import NORMS, GridFeedForward, RadialMLP, SpectralFeedForward, radial_width
+from edgewise.model.layers import EquivariantNorm, GridFeedForward, RadialMLP, SpectralFeedForward, radial_width
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape, MessageWeights, Ops
+from edgewise.ops.reference.balance import balance
 from edgewise.so3 import grid_matrices
 from edgewise.systems import SystemBatch
 
@@ -141,12 +142,11 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops, number: int) -> None:
         """Make block `number`."""
         super().__init__()
-        norm = NORMS[config.norm_type]
         n_experts = config.experts_of_block(number)
         feed_forward = SpectralFeedForward if config.feed_forward == "spectral" else GridFeedForward
-        self.norm_1 = norm(config)
+        self.norm_1 = EquivariantNorm(config)
         self.edge_wise = EdgeWise(config, ops, n_experts)
-        self.norm_2 = norm(config)
+        self.norm_2 = EquivariantNorm(config)
         self.atom_wise = feed_forward(config, n_experts if config.experts_everywhere else 0)
         self.experts_everywhere = config.experts_everywhere
 
@@ -217,7 +217,7 @@ class Backbone(nn.Module):
         self.target_embedding = nn.Embedding(config.max_elements, width)
         self.edge_degree_embedding = EdgeDegreeEmbedding(config, ops)
         self.blocks = nn.ModuleList([Block(config, ops, number) for number in range(config.n_layers)])
-        self.norm = NORMS[config.norm_type](config)
+        self.norm = EquivariantNorm(config)
         self._compiled: Callable[..., Tensor] | None = None
         if config.n_experts:
             self.routing_mlp = routing_network(config)
@@ -372,24 +372,14 @@ class Backbone(nn.Module):
                 )
             else:
                 x = block(x, atoms.at_atoms, chunks, atom_segments, layer)
-            x = self._balance(x, atoms)
+            x = self.balance(x, atoms)
         return self.norm(x)
 
-    def _balance(self, x: Tensor, atoms: AtomInputs) -> Tensor:
+    def balance(self, x: Tensor, atoms: AtomInputs | SystemBatch) -> Tensor:
         """Set the sums of the balanced channels to total charge and to multiplicity - 1 (MODEL.md section 8.3)."""
-        targets = [
-            (self.config.charge_balanced_channels, atoms.charge),
-            (self.config.spin_balanced_channels, atoms.spin - 1),
-        ]
-        for channels, target in targets:
-            if channels:
-                low, high = channels[0], channels[-1] + 1
-                values = x[:, 0, low:high]
-                sums = values.new_zeros(atoms.n_atoms.shape[0], high - low).index_add(0, atoms.system_idx, values)
-                excess = (sums - target[:, None].to(x.dtype)) / atoms.n_atoms[:, None]
-                shift = nn.functional.pad(excess[atoms.system_idx], (low, x.shape[2] - high))
-                x = torch.cat([x[:, :1] - shift[:, None], x[:, 1:]], dim=1)
-        return x
+        config, systems = self.config, (atoms.system_idx, atoms.n_atoms)
+        x = balance(x, config.charge_balanced_channels, atoms.charge, *systems)
+        return balance(x, config.spin_balanced_channels, atoms.spin - 1, *systems)
 
 
 def _without_guards_on_modules(entries: Sequence[Any]) -> list[bool]:

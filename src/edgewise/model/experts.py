@@ -7,11 +7,10 @@ it can be computed once and kept. Where a map has no experts its plain weights a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from edgewise.model.config import ModelConfig
 from edgewise.ops import SO2Weights
@@ -49,14 +48,6 @@ class ExpertLinear(nn.Module):
 def mixed_layers(network: nn.Sequential, coefficients: Tensor | None) -> tuple[Tensor, ...]:
     """Return the weights of every linear layer of a network, in order, for mixture coefficients [n_experts]."""
     return tuple(layer.mixed(coefficients) for layer in network if isinstance(layer, ExpertLinear))
-
-
-def run_layers(network: Iterable[nn.Module], x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Run a network with the given weights in its linear layers."""
-    remaining = iter(weights)
-    for layer in network:
-        x = functional.linear(x, next(remaining), layer.bias) if isinstance(layer, ExpertLinear) else layer(x)
-    return x
 
 
 class ComplexLinear(nn.Module):

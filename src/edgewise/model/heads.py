@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from edgewise.errors import UnsupportedModelError
 from edgewise.model.config import HeadConfig, ModelConfig
-from edgewise.model.experts import ExpertLinear, run_layers
+from edgewise.model.experts import ExpertLinear
 from edgewise.model.layers import SO3Linear
+from edgewise.ops.reference.feed_forward import scalar_network, scalar_network_adjoint
 from edgewise.systems import SystemBatch
 
 
@@ -29,10 +31,20 @@ class EnergyHead(nn.Module):
         else:
             self.energy_block = _scalar_network(config.channels, config.hidden_channels)
 
+    def layers(self) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return the weights and biases of the linear layers."""
+        linear = [layer for layer in self.energy_block.modules() if isinstance(layer, nn.Linear)]
+        return [layer.weight for layer in linear], [layer.bias for layer in linear]
+
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
         """Return node energies [n_atoms]; `batch` is not read."""
         del batch
-        return self.energy_block(x[:, 0])[:, 0]
+        return scalar_network(x[:, 0], *self.layers())[:, 0]
+
+    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Return the gradient of the sum of node energies for the scalars, [n_atoms, channels]."""
+        del batch
+        return scalar_network_adjoint(x[:, 0], *self.layers(), x.new_ones(x.shape[0], 1))
 
 
 class WrappedHead(nn.Module):
@@ -46,6 +58,11 @@ class WrappedHead(nn.Module):
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
         """Return what the head returns."""
         return self.head(x, batch)
+
+    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Return what the adjoint of an energy head returns."""
+        assert isinstance(self.head, EnergyHead)
+        return self.head.adjoint(x, batch)
 
 
 class _ExpertEnergyHead(nn.Module):
@@ -65,11 +82,9 @@ class _ExpertEnergyHead(nn.Module):
                 ExpertLinear(hidden, 1, n_datasets, bias=True),
             )
 
-    def forward(self, scalars: Tensor, dataset: int) -> Tensor:
-        block = self.energy_block
-        layers = block if isinstance(block, nn.Sequential) else nn.Sequential(block)
-        weights = [layer.weights[dataset] for layer in layers if isinstance(layer, ExpertLinear)]
-        return run_layers(layers, scalars, weights)[:, 0]
+    def layers(self, dataset: int) -> tuple[list[Tensor], list[Tensor | None]]:
+        linear = [layer for layer in self.energy_block.modules() if isinstance(layer, ExpertLinear)]
+        return [layer.weights[dataset] for layer in linear], [layer.bias for layer in linear]
 
 
 class PerDatasetHead(nn.Module):
@@ -84,15 +99,31 @@ class PerDatasetHead(nn.Module):
 
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
         """Return node energies [n_atoms]."""
+        return self._for_each_dataset(
+            x[:, 0], batch, lambda scalars, number: scalar_network(scalars, *self.head.layers(number))[:, 0]
+        )
+
+    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Return the gradient of the sum of node energies for the scalars, [n_atoms, channels]."""
+        return self._for_each_dataset(
+            x[:, 0],
+            batch,
+            lambda scalars, number: scalar_network_adjoint(
+                scalars, *self.head.layers(number), scalars.new_ones(scalars.shape[0], 1)
+            ),
+        )
+
+    def _for_each_dataset(
+        self, scalars: Tensor, batch: SystemBatch, function: Callable[[Tensor, int], Tensor]
+    ) -> Tensor:
         numbers = [self.number_of[task] for task in batch.tasks]
         if len(set(numbers)) == 1:
-            return self.head(x[:, 0], numbers[0])
-        number_of_atom = torch.tensor(numbers, device=x.device)[batch.system_idx]
-        energies = x.new_zeros(x.shape[0])
-        for number in sorted(set(numbers)):
-            atoms = torch.nonzero(number_of_atom == number)[:, 0]
-            energies = energies.index_copy(0, atoms, self.head(x[atoms, 0], number))
-        return energies
+            return function(scalars, numbers[0])
+        number_of_atom = torch.tensor(numbers, device=scalars.device)[batch.system_idx]
+        atoms = [torch.nonzero(number_of_atom == number)[:, 0] for number in sorted(set(numbers))]
+        parts = [function(scalars[rows], number) for rows, number in zip(atoms, sorted(set(numbers)), strict=True)]
+        found = parts[0].new_zeros(scalars.shape[0], *parts[0].shape[1:])
+        return found.index_copy(0, torch.cat(atoms), torch.cat(parts))
 
 
 class ForceHead(nn.Module):

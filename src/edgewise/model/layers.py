@@ -13,10 +13,18 @@ from torch.nn import functional
 
 from edgewise.model.config import ModelConfig
 from edgewise.model.edge_inputs import EdgeInputs
-from edgewise.model.experts import ExpertLinear, mixed_layers, run_layers
+from edgewise.model.experts import ExpertLinear, mixed_layers
+from edgewise.ops.reference.feed_forward import (
+    FeedForwardWeights,
+    GridWeights,
+    SpectralWeights,
+    feed_forward,
+    so3_linear,
+)
+from edgewise.ops.reference.norm import EPSILON, NormWeights, groups, norm
+from edgewise.ops.reference.radial_network import EPSILON as RADIAL_EPSILON
+from edgewise.ops.reference.radial_network import HiddenWeights, hidden
 from edgewise.so3 import block_sizes, degree_index, grid_matrices
-
-NORM_EPSILON = 1e-5
 
 
 class RadialMLP(nn.Module):
@@ -32,10 +40,10 @@ class RadialMLP(nn.Module):
         width = config.edge_channels
         self.net = nn.Sequential(
             ExpertLinear(config.n_basis + 2 * width, width, n_experts, bias=True),
-            nn.LayerNorm(width, eps=NORM_EPSILON),
+            nn.LayerNorm(width, eps=RADIAL_EPSILON),
             nn.SiLU(),
             ExpertLinear(width, width, n_experts, bias=True),
-            nn.LayerNorm(width, eps=NORM_EPSILON),
+            nn.LayerNorm(width, eps=RADIAL_EPSILON),
             nn.SiLU(),
             ExpertLinear(width, n_out, n_experts, bias=True),
         )
@@ -49,7 +57,31 @@ class RadialMLP(nn.Module):
     @property
     def last_bias(self) -> Tensor:
         """Bias of the last layer."""
-        return _bias_of(self.net[6])
+        return bias_of(self.net[6])
+
+    def split_first(self, weights: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the parts of the first layer that read the gaussians, the source and the target."""
+        basis, source, target = torch.split(weights[0], self._splits, dim=1)
+        return basis, source, target
+
+    @property
+    def first_bias(self) -> Tensor:
+        """Bias of the first layer."""
+        return bias_of(self.net[0])
+
+    def hidden_weights(self, weights: Sequence[Tensor]) -> HiddenWeights:
+        """Return the weights between the first layer and the last, for the linear layers of one mixture."""
+        first, second = self.net[1], self.net[4]
+        assert isinstance(first, nn.LayerNorm)
+        assert isinstance(second, nn.LayerNorm)
+        return HiddenWeights(
+            first_scale=first.weight,
+            first_shift=first.bias,
+            linear=weights[1],
+            bias=bias_of(self.net[3]),
+            second_scale=second.weight,
+            second_shift=second.bias,
+        )
 
     def forward(self, edges: EdgeInputs) -> Tensor:
         """Evaluate a network without experts.
@@ -61,8 +93,7 @@ class RadialMLP(nn.Module):
             [n_edges, n_out].
         """
         weights = self.mixed(None)
-        hidden = self._hidden(edges, weights)
-        return functional.linear(hidden, weights[-1], self.last_bias)
+        return functional.linear(self._hidden(edges, weights), weights[-1], self.last_bias)
 
     def hidden(self, edges: EdgeInputs, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """Evaluate all layers but the last.
@@ -80,23 +111,15 @@ class RadialMLP(nn.Module):
         return torch.cat(parts)
 
     def _hidden(self, edges: EdgeInputs, weights: Sequence[Tensor]) -> Tensor:
-        basis, source, target = torch.split(weights[0], self._splits, dim=1)
+        basis, source, target = self.split_first(weights)
         at_source = functional.linear(edges.source, source).index_select(0, edges.edge_index[0])
-        at_target = functional.linear(edges.target, target, _bias_of(self.net[0])).index_select(0, edges.edge_index[1])
+        at_target = functional.linear(edges.target, target, self.first_bias).index_select(0, edges.edge_index[1])
         first = at_source + at_target + functional.linear(edges.geometry.gaussians, basis)
-        return run_layers(list(self.net)[1:6], first, weights[1:2])
+        return hidden(first, self.hidden_weights(weights))
 
 
-def _weighted_square(x: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean over channels of the weighted sum of squares of coefficients, [n_atoms].
-
-    Plain sums: as a contraction it would be a batch of products with a single column, which is slow on GPUs.
-    """
-    return (x.square() * weights.to(x.dtype)[:, None]).sum((1, 2)) / x.shape[-1]
-
-
-class RMSNormSH(nn.Module):
-    """Norm "rms_norm_sh": one scale for all degrees, each degree weighted equally (MODEL.md section 8.1)."""
+class EquivariantNorm(nn.Module):
+    """A norm of node features: "rms_norm_sh", "layer_norm" or "layer_norm_sh" (MODEL.md section 8.1)."""
 
     degrees: Tensor
     balance: Tensor
@@ -105,74 +128,28 @@ class RMSNormSH(nn.Module):
         """Make a norm for the widths of `config`."""
         super().__init__()
         lmax, channels = config.lmax, config.channels
-        self.affine_weight = nn.Parameter(torch.ones(lmax + 1, channels))
-        self.affine_bias = nn.Parameter(torch.zeros(channels))
-        degrees = degree_index(lmax)
-        balance = 1 / ((2 * degrees.to(torch.float64) + 1) * (lmax + 1))
-        self.register_buffer("degrees", degrees, persistent=False)
+        if config.norm_type == "layer_norm_sh":
+            self.norm_l0: nn.LayerNorm | None = nn.LayerNorm(channels, eps=EPSILON)
+            self.affine_weight = nn.Parameter(torch.ones(lmax, channels))
+        else:
+            self.norm_l0 = None
+            self.affine_weight = nn.Parameter(torch.ones(lmax + 1, channels))
+            self.affine_bias = nn.Parameter(torch.zeros(channels))
+        self._bounds, balance = groups(config.norm_type, lmax)
         self.register_buffer("balance", balance, persistent=False)
+        self.register_buffer("degrees", degree_index(lmax), persistent=False)
+
+    def weights(self) -> NormWeights:
+        """Return what the operation reads."""
+        weight = self.affine_weight
+        if self.norm_l0 is not None:
+            weight = torch.cat([self.norm_l0.weight[None], weight])
+        bias = self.affine_bias if self.norm_l0 is None else self.norm_l0.bias
+        return NormWeights(bounds=self._bounds, balance=self.balance, weight=weight[self.degrees], bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [n_atoms, n_coefficients, channels]."""
-        scalars = x[:, :1] - x[:, :1].mean(-1, keepdim=True)
-        x = torch.cat([scalars, x[:, 1:]], dim=1)
-        variance = _weighted_square(x, self.balance)
-        y = x * (variance + NORM_EPSILON).rsqrt()[:, None, None] * self.affine_weight[self.degrees]
-        return _add_to_scalars(y, self.affine_bias)
-
-
-class LayerNormPerDegree(nn.Module):
-    """Norm "layer_norm": every degree on its own scale (MODEL.md section 8.1)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Make a norm for the widths of `config`."""
-        super().__init__()
-        self.lmax = config.lmax
-        self.affine_weight = nn.Parameter(torch.ones(config.lmax + 1, config.channels))
-        self.affine_bias = nn.Parameter(torch.zeros(config.channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [n_atoms, n_coefficients, channels]."""
-        parts: list[Tensor] = []
-        for degree in range(self.lmax + 1):
-            part = x[:, degree**2 : (degree + 1) ** 2]
-            if degree == 0:
-                part = part - part.mean(-1, keepdim=True)
-            variance = part.square().mean((1, 2), keepdim=True)
-            parts.append(part * (variance + NORM_EPSILON).rsqrt() * self.affine_weight[degree])
-        return _add_to_scalars(torch.cat(parts, dim=1), self.affine_bias)
-
-
-class LayerNormSH(nn.Module):
-    """Norm "layer_norm_sh": ordinary layer norm for l = 0, one shared scale for l >= 1 (MODEL.md section 8.1)."""
-
-    degrees: Tensor
-    balance: Tensor
-
-    def __init__(self, config: ModelConfig) -> None:
-        """Make a norm for the widths of `config`."""
-        super().__init__()
-        lmax, channels = config.lmax, config.channels
-        self.norm_l0 = nn.LayerNorm(channels, eps=NORM_EPSILON)
-        self.affine_weight = nn.Parameter(torch.ones(lmax, channels))
-        degrees = degree_index(lmax)[1:]
-        balance = 1 / ((2 * degrees.to(torch.float64) + 1) * lmax)
-        self.register_buffer("degrees", degrees, persistent=False)
-        self.register_buffer("balance", balance, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [n_atoms, n_coefficients, channels]."""
-        scalars, rest = self.norm_l0(x[:, :1]), x[:, 1:]
-        variance = _weighted_square(rest, self.balance)
-        scale = (variance + NORM_EPSILON).rsqrt()[:, None, None]
-        return torch.cat([scalars, rest * scale * self.affine_weight[self.degrees - 1]], dim=1)
-
-
-NORMS: dict[str, type[nn.Module]] = {
-    "rms_norm_sh": RMSNormSH,
-    "layer_norm": LayerNormPerDegree,
-    "layer_norm_sh": LayerNormSH,
-}
+        return norm(x, self.weights())
 
 
 class SO3Linear(nn.Module):
@@ -187,13 +164,32 @@ class SO3Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out))
         self.register_buffer("degrees", degree_index(lmax), persistent=False)
 
+    def expanded(self) -> Tensor:
+        """Return the weights of each coefficient, [n_coefficients, n_out, n_in]."""
+        return self.weight[self.degrees]
+
     def forward(self, x: Tensor) -> Tensor:
         """Map [n_atoms, n_coefficients, n_in] to [n_atoms, n_coefficients, n_out]."""
-        y = torch.bmm(x.transpose(0, 1), self.weight[self.degrees].mT).transpose(0, 1)
-        return _add_to_scalars(y, self.bias)
+        return so3_linear(x, self.expanded(), self.bias)
 
 
-class SpectralFeedForward(nn.Module):
+class FeedForward(nn.Module):
+    """Base of the feed-forward networks: which parameters they have; the operation is `ops.reference.feed_forward`."""
+
+    def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the weights of the linear layers that can have experts, for mixture coefficients [n_experts]."""
+        raise NotImplementedError
+
+    def weights(self, mixed: Sequence[Tensor]) -> FeedForwardWeights:
+        """Return what the operation reads, for the weights of one mixture."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mixed: Sequence[Tensor]) -> Tensor:
+        """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""
+        return feed_forward(x, self.weights(mixed))
+
+
+class SpectralFeedForward(FeedForward):
     """Feed-forward "spectral": two SO3Linear maps with a gate between them (MODEL.md section 8.2)."""
 
     degrees: Tensor
@@ -208,19 +204,23 @@ class SpectralFeedForward(nn.Module):
         self.register_buffer("degrees", degree_index(lmax)[1:] - 1, persistent=False)
 
     def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the weights of the linear layers for mixture coefficients [n_experts]."""
+        """Return the weight of the gate for mixture coefficients [n_experts]."""
         return mixed_layers(self.scalar_mlp, coefficients)
 
-    def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""
-        hidden = self.so3_linear_1(x)
-        scalars = run_layers(self.scalar_mlp, x[:, 0], weights)
-        gates = torch.sigmoid(scalars).unflatten(1, (-1, hidden.shape[-1]))
-        gated = hidden[:, 1:] * gates[:, self.degrees]
-        return self.so3_linear_2(torch.cat([functional.silu(hidden[:, :1]), gated], dim=1))
+    def weights(self, mixed: Sequence[Tensor]) -> FeedForwardWeights:
+        """Return what the operation reads, for the weights of one mixture."""
+        return SpectralWeights(
+            gate=mixed[0],
+            gate_bias=bias_of(self.scalar_mlp[0]),
+            first=self.so3_linear_1.expanded(),
+            first_bias=self.so3_linear_1.bias,
+            second=self.so3_linear_2.expanded(),
+            second_bias=self.so3_linear_2.bias,
+            degrees=self.degrees,
+        )
 
 
-class GridFeedForward(nn.Module):
+class GridFeedForward(FeedForward):
     """Feed-forward "grid": a pointwise network on a grid of the sphere (MODEL.md section 8.2)."""
 
     to_grid: Tensor
@@ -242,13 +242,13 @@ class GridFeedForward(nn.Module):
         self.register_buffer("from_grid", from_grid, persistent=False)
 
     def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the weights of the linear layers for mixture coefficients [n_experts]."""
+        """Return the weights of the three layers for mixture coefficients [n_experts]."""
         return mixed_layers(self.grid_mlp, coefficients)
 
-    def forward(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""
-        values = run_layers(self.grid_mlp, self.to_grid.to(x.dtype) @ x, weights)
-        return self.from_grid.to(x.dtype).T @ values
+    def weights(self, mixed: Sequence[Tensor]) -> FeedForwardWeights:
+        """Return what the operation reads, for the weights of one mixture."""
+        dtype = mixed[0].dtype
+        return GridWeights(to_grid=self.to_grid.to(dtype), from_grid=self.from_grid.to(dtype), layers=tuple(mixed))
 
 
 def radial_width(config: ModelConfig) -> int:
@@ -256,11 +256,8 @@ def radial_width(config: ModelConfig) -> int:
     return 2 * config.channels * sum(block_sizes(config.lmax, config.mmax))
 
 
-def _add_to_scalars(x: Tensor, bias: Tensor) -> Tensor:
-    return torch.cat([x[:, :1] + bias, x[:, 1:]], dim=1)
-
-
-def _bias_of(layer: nn.Module) -> Tensor:
+def bias_of(layer: nn.Module) -> Tensor:
+    """Return the bias of a linear layer that has one."""
     assert isinstance(layer, ExpertLinear)
     assert layer.bias is not None
     return layer.bias

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from edgewise.errors import CheckpointError
 from edgewise.model.backbone import Backbone, ModelWeights
 from edgewise.model.config import HeadConfig, ModelConfig
-from edgewise.model.heads import make_head
+from edgewise.model.heads import EnergyHead, PerDatasetHead, WrappedHead, make_head
 from edgewise.neighbors import EdgeList
 from edgewise.ops import Ops
 from edgewise.systems import SystemBatch
@@ -96,13 +96,27 @@ class Network(nn.Module):
             activation_checkpointing=activation_checkpointing,
             edge_chunk_size=edge_chunk_size,
         )
+        return self.outputs(x, batch)
+
+    def outputs(self, x: Tensor, batch: SystemBatch) -> NetworkOutput:
+        """Apply the heads to node features [n_atoms, n_coefficients, channels]."""
         heads = self.output_heads
-        assert self.energy_head is not None
         return NetworkOutput(
-            node_energy=heads[self.energy_head.name](x, batch),
+            node_energy=heads[self._energy_head_name](x, batch),
             direct_forces=None if self.force_head is None else heads[self.force_head.name](x, batch),
             direct_stress=None if self.stress_head is None else heads[self.stress_head.name](x, batch),
         )
+
+    def energy_adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
+        """Return the gradient of the sum of node energies for the scalars of the features, [n_atoms, channels]."""
+        head = self.output_heads[self._energy_head_name]
+        assert isinstance(head, EnergyHead | PerDatasetHead | WrappedHead)
+        return head.adjoint(x, batch)
+
+    @property
+    def _energy_head_name(self) -> str:
+        assert self.energy_head is not None
+        return self.energy_head.name
 
 
 def build_network(config: ModelConfig, ops: Ops, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Network:

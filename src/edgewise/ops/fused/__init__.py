@@ -1,0 +1,1 @@
+"""The steps of mode fused: each operation forward, and its adjoint, without autograd."""
