@@ -93,12 +93,13 @@ class TestG1IsolatedAtoms:
 
     def test_far_pairs_agree_and_a_near_pair_does_not(self, engine: Engine) -> None:
         model = engine.fresh()
-        far = model.predict([oxygen(d) for d in (6.5, 10.0, 50.0)], "omol")
-        assert np.ptp(far.energy) <= 1e-9
-        assert np.array_equal(far.forces, np.zeros((6, 3)))
+        # One by one: in a batch, the rounding of a row in a matrix product can depend on where the row stands.
+        far = [model.predict([oxygen(d)], "omol")[0] for d in (6.5, 10.0, 50.0)]
+        assert np.ptp([item.energy for item in far]) <= 1e-9
+        assert all(np.array_equal(item.forces, np.zeros((2, 3))) for item in far)
         near = model.predict([oxygen(5.5)], "omol")[0]
         assert np.abs(near.forces).max() > 0
-        assert near.energy != far.energy[0]
+        assert near.energy != far[0].energy
 
     def test_unsupported_lone_atoms_are_refused_with_a_way_out(self, engine: Engine) -> None:
         model = engine.fresh("esen-tiny")
@@ -331,7 +332,8 @@ class TestG10OptionsAgainstThePlainPath:
 
     def test_tf32_flags_are_restored(self) -> None:
         before = torch.backends.cuda.matmul.fp32_precision, torch.get_float32_matmul_precision()
-        model = potential(precision=None, base_precision_dtype="float32", tf32=True)
+        with pytest.warns(edgewise.errors.EdgewiseWarning, match="TF32 exists on CUDA devices only"):
+            model = potential(precision=None, base_precision_dtype="float32", tf32=True)
         model.predict([water()], "omol")
         assert (torch.backends.cuda.matmul.fp32_precision, torch.get_float32_matmul_precision()) == before
 

@@ -98,11 +98,6 @@ def test_coincident_atoms_are_named(find_edges: FindEdges) -> None:
         on_device(batch, 6.0, None, find_edges)
 
 
-def test_atoms_astronomically_far_apart_are_left_to_the_other_list() -> None:
-    assert cell_list.fits(batch_of([Atoms("H2", [[0, 0, 0], [1e6, 1e5, 0]])]), 6.0)
-    assert not cell_list.fits(batch_of([Atoms("H2", [[0, 0, 0], [1e9, 1e9, 1e9]])]), 6.0)
-
-
 @EVERY_LIST
 def test_an_atom_on_the_boundary_of_its_cell(find_edges: FindEdges) -> None:
     for position in ([0, 0, 0], [3.6, 3.6, 3.6], [-1e-17, 1.8, 1.8], [3.6 - 1e-16, 0, 0]):

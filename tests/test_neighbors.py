@@ -120,6 +120,10 @@ def test_cap_keeps_everything_up_to_the_margin(cap: int | None) -> None:
         (Atoms("HOH", [[0, 0, 0], [0, 0, 1], [0, 0, 0]]), ["0 and 2", "0.00e+00"]),
         (Atoms("HO", [[0, 0, 0], [0, 0, 5.0]], cell=[5, 5, 5], pbc=True), ["image"]),
         (Atoms("H", cell=[0.05, 0.05, 0.05], pbc=True), ["so small"]),
+        # Beyond this, neighbour lists divide by zero or count past their integers.
+        (Atoms("H2", [[0, 0, 0], [0, 0, 1e6]]), ["1e+06 Å wide", "unit"]),
+        (Atoms("H2", [[0, 0, 0], [1e9, 1e9, 1e9]]), ["wide"]),
+        (Atoms("H2", [[0, 0, 0], [0, 0, 1]], cell=[10, 10, 1e7], pbc=True), ["1e+07 Å wide"]),
     ],
 )
 def test_coincident_atoms_and_absurd_cells_are_refused(atoms: Atoms, words: list[str]) -> None:
@@ -127,6 +131,13 @@ def test_coincident_atoms_and_absurd_cells_are_refused(atoms: Atoms, words: list
         build_edges(batch_from_atoms([atoms], ["omat"]), 6.0)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_wide_structures_that_can_be_meant_are_served() -> None:
+    far = Atoms("H2", [[0, 0, 0], [0, 0, 1.7e5]])
+    unwrapped = Atoms("H2", [[0, 0, 0], [0, 0, 1e6 + 0.5]], cell=[20, 20, 5], pbc=True)
+    for atoms, n_edges in ((far, 0), (unwrapped, 10)):
+        assert build_edges(batch_from_atoms([atoms], ["omat"]), 6.0).edge_index.shape[1] == n_edges
 
 
 def test_no_structures_and_no_edges() -> None:

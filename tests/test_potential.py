@@ -12,6 +12,7 @@ from ase.build import bulk, molecule
 
 import edgewise
 from edgewise import errors
+from edgewise.engine.plan import make_plan
 from edgewise.potential import ATOMS_PER_BATCH
 from tests import tolerances
 from tests.cases import copper_cube, potential, salt, water
@@ -136,6 +137,8 @@ def test_what_is_not_there_is_refused_by_name(
         ({"edge_chunk_size": 0}, "edge_chunk_size is 0"),
         ({"internal_graph_gen_version": 1}, "is 1"),
         ({"precision": "float16"}, "'float16'"),
+        ({"predict_untrained_forces": 3}, "predict_untrained_forces is 3"),
+        ({"predict_untrained_hessian": [3]}, "predict_untrained_hessian"),
         ({"tf32": True, "base_precision_dtype": "float64"}, "contradicts"),
         ({"tf32": True, "precision": "float32"}, "contradicts"),
         ({"base_precision_dtype": "float64", "precision": "float32"}, "contradicts"),
@@ -170,12 +173,78 @@ def test_settings_defaults_and_plain_data() -> None:
         edgewise.InferenceSettings.from_dict({"turbo": 1})
 
 
-@pytest.mark.parametrize(("device", "words"), [("quantum", "'quantum'"), ("cuda:99", "CUDA"), ("mps", "mps")])
-def test_devices_that_are_not_there(device: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("quantum", "'quantum'"),
+        ("cuda:99", "CUDA"),
+        ("mps", "mps"),
+        ("meta", "allowed"),
+        ("xpu", "allowed"),
+        (None, "None"),
+    ],
+)
+def test_devices_that_are_not_there(device: Any, words: str) -> None:
     from tests.cases import golden_checkpoint
 
     with pytest.raises(errors.InvalidSettingsError, match=words):
         edgewise.Potential(golden_checkpoint("esen-tiny"), device=device)
+
+
+def test_what_cannot_serve_is_refused_before_a_file_is_read() -> None:
+    """The file does not exist, and nothing looks for it."""
+    with pytest.raises(errors.InvalidSettingsError, match="'quantum'"):
+        edgewise.load("missing.pt", device="quantum")
+    with pytest.raises(errors.ModeUnavailableError, match="fast"):
+        edgewise.load("missing.pt", settings=edgewise.InferenceSettings(precision="fast"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "fastest mode"),
+        ({"merge_mole": False}, "serves it when it is asked for by name"),
+        ({"precision": "float64"}, "float64 is asked for"),
+        ({"activation_checkpointing": True}, "activation_checkpointing=True is asked for"),
+    ],
+)
+def test_the_choice_on_a_gpu_gives_its_reason(settings: dict[str, Any], words: str) -> None:
+    pytest.importorskip("triton")
+    config, chosen = potential().config, edgewise.InferenceSettings(**settings)
+    assert words in make_plan(config, chosen, torch.device("cuda")).mode_reason
+
+
+def test_compile_says_why_it_cannot_be() -> None:
+    config = potential().config
+    chosen = edgewise.InferenceSettings(compile=True, activation_checkpointing=True)
+    with pytest.raises(errors.ModeUnavailableError, match="activation_checkpointing=True is asked for"):
+        make_plan(config, chosen, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("mode", ["general", None])
+def test_the_callers_autocast_changes_nothing(device: str, mode: str | None) -> None:
+    model = potential(device=device, precision="float32", execution_mode=mode, deterministic=True)
+    expected = model.predict([water()], "omol")
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = model.predict([water()], "omol")
+    assert found.energy == expected.energy
+    assert np.array_equal(found.forces, expected.forces)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_second_gpu_gives_the_same() -> None:
+    one, other = (potential(device=f"cuda:{number}", precision="float32", deterministic=True) for number in range(2))
+    assert np.array_equal(one.predict([salt()], "omat").forces, other.predict([salt()], "omat").forces)
+
+
+def test_description_of_neighbours_and_order() -> None:
+    described = potential(deterministic=True).describe()
+    assert "vesin" in described.neighbors
+    assert any("fixed order" in note for note in described.notes)
+    with pytest.warns(errors.EdgewiseWarning, match="TF32"):
+        potential(precision=None, tf32=True)
 
 
 def test_large_lists_are_cut_and_keep_their_order() -> None:

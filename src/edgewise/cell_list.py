@@ -16,9 +16,6 @@ from torch import Tensor
 
 from edgewise.systems import SystemBatch
 
-LARGEST_GRID = 2**60
-"""Number of cubes of a batch up to which they can be counted in an int64."""
-
 
 @dataclass(frozen=True)
 class Candidates:
@@ -46,12 +43,6 @@ class _Images:
     position: Tensor
     order: Tensor
     cube: Tensor
-
-
-def fits(batch: SystemBatch, cutoff: float) -> bool:
-    """Tell whether the cubes of a batch, on the CPU, can be counted: not where atoms are astronomically far apart."""
-    low, high = _bounds(batch, batch.positions.numpy())
-    return float(np.prod((high - low + 2 * cutoff) / cutoff + 3, axis=1).sum()) < LARGEST_GRID
 
 
 def find_edges(batch: SystemBatch, cutoff: float, device: torch.device) -> Candidates:

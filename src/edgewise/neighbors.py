@@ -29,6 +29,10 @@ LARGEST_IMAGE_COUNT = 100_000
 """More periodic images than this within the cutoff mean a cell that is too small to be meant."""
 
 
+LARGEST_EXTENT = 30_000
+"""Cutoffs. Structures that are wider are not meant, and neighbour lists cannot count their cells."""
+
+
 @dataclass(frozen=True)
 class EdgeList:
     """Directed edges of a batch, grouped by system and sorted by target, then source, then shift.
@@ -77,13 +81,14 @@ def build_edges(
 
     Raises:
         ImportError: `by_nvalchemi`, and the library is not installed.
-        InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å, or the cell is so small that
-            an atom would see an absurd number of images.
+        InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å; the cell is so small that an
+            atom would see an absurd number of images; or the structure is absurdly wide.
     """
     for system in range(batch.n_systems):
         _check_image_count(batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, _name(batch, system))
+    _check_extents(batch, cutoff)
     by_vesin = (device is None or device.type == "cpu") and not by_nvalchemi
-    if device is None or by_vesin or batch.n_systems == 0 or not cell_list.fits(batch, cutoff):
+    if device is None or by_vesin or batch.n_systems == 0:
         return _edges_on_cpu(batch, cutoff, max_neighbors)
     find_edges = nvalchemi_list.find_edges if by_nvalchemi else cell_list.find_edges
     return _edges_on_device(batch, cutoff, max_neighbors, device, find_edges)
@@ -171,6 +176,23 @@ def _check_image_count(cell: np.ndarray, pbc: np.ndarray, cutoff: float, where: 
             f"(lattice planes {np.round(plane_spacings, 4).tolist()} Å apart); check the cell and its unit (Å)"
         )
         raise InvalidStructureError(message)
+
+
+def _check_extents(batch: SystemBatch, cutoff: float) -> None:
+    """Refuse structures of absurd width: along axes that are not periodic the atoms', along others the cell's."""
+    offsets = batch.offsets()
+    for system in range(batch.n_systems):
+        positions = batch.positions[offsets[system] : offsets[system + 1]].numpy()
+        inverse = np.linalg.inv(batch.cell[system].numpy())
+        pbc = batch.pbc[system].numpy()
+        fractions = 1.0 if pbc.all() else np.where(pbc, 1.0, np.ptp(positions @ inverse, axis=0))
+        widths = fractions / np.linalg.norm(inverse, axis=0)
+        if widths.max() > LARGEST_EXTENT * cutoff:
+            message = (
+                f"{_name(batch, system)} is {widths.max():.3g} Å wide, more than {LARGEST_EXTENT} cutoffs of {cutoff} Å; "
+                "check positions and cell and their unit (Å), or whether the run has exploded"
+            )
+            raise InvalidStructureError(message)
 
 
 def _check_distances(index: np.ndarray, shift: np.ndarray, distance: np.ndarray, where: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from edgewise.engine.description import Description
-from edgewise.engine.plan import Plan, make_plan, resolve_device
+from edgewise.engine.plan import Plan, make_plan, refuse_before_loading, resolve_device
 from edgewise.engine.runner import Runner
 from edgewise.errors import (
     EdgewiseWarning,
@@ -133,8 +133,9 @@ class Potential:
             dtype = torch.float64 if self._plan.precision == "float64" else torch.float32
             network = build_network(self.config, self._plan.ops, checkpoint.weights, dtype)
             self._runner = Runner(network, self._scales, self.settings, self.device, self._plan.precision)
-        self._notes = (*self._plan.notes, *self._scale_notes())
-        for note in self._notes:
+        warned = (*self._plan.warnings, *self._scale_notes())
+        self._notes = (*warned, *self._plan.notes)
+        for note in warned:
             warnings.warn(f"{self.name}: {note}", EdgewiseWarning, stacklevel=3)
 
     @property
@@ -243,7 +244,7 @@ class Potential:
             merging = f"merged per system and kept: {mixtures.n_mixed} merged so far, {mixtures.n_kept} in memory"
         else:
             merging = f"mixed in every call (merge_mole=False): {mixtures.n_mixed} mixed so far"
-        cap = f"cutoff {config.cutoff} Å, cap {config.max_neighbors}"
+        cap = f"cutoff {config.cutoff} Å, cap {config.max_neighbors}, by {self._runner.neighbor_list}"
         if self._runner.n_capped:
             cap += f"; the cap cut the neighbours of {self._runner.n_capped} atoms in the last call"
         return Description(
@@ -388,6 +389,8 @@ def load(
         >>> potential.tasks
         ('emt',)
     """
+    settings = _checked_settings(settings)
+    refuse_before_loading(settings, resolve_device(device))
     with torch.inference_mode(mode=False):
         checkpoint = read_checkpoint(path_or_name)
     return Potential(checkpoint, task=task, device=device, settings=settings)

@@ -7,6 +7,7 @@ This module is the only one that reads environment variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,7 +30,7 @@ class InferenceSettings:
         tf32: Allow TF32 in matrix products on GPUs during a call; torch's own flag is restored afterwards.
         activation_checkpointing: Compute block activations again in the backward pass: less memory, more time.
         merge_mole: Merge the experts of each system once and keep the merged weights for later calls.
-        compile: Compile the model with `torch.compile` and dynamic shapes.
+        compile: Compile the model with `torch.compile` and dynamic shapes; needs mode umas_fast_gpu.
         external_graph_gen: Build the neighbour list on the CPU whatever the model's device is.
         internal_graph_gen_version: Neighbour list: 2 is our own choice for the device, 3 is nvalchemi-toolkit-ops.
         edge_chunk_size: Work on at most this many edges at a time; None takes all of them at once.
@@ -76,9 +77,7 @@ class InferenceSettings:
         self._require_one_of("precision", (None, *get_args(Precision)))
         self._check_chunk_size()
         for name in ("predict_untrained_forces", "predict_untrained_stress", "predict_untrained_hessian"):
-            value = getattr(self, name)
-            names = frozenset((value,) if isinstance(value, str) else value)
-            object.__setattr__(self, name, names)
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
         self._check_precision()
         self._check_combinations()
 
@@ -169,6 +168,15 @@ class InferenceSettings:
         if self.compile and self.edge_chunk_size is not None:
             message = "compile=True does not work with edge_chunk_size; leave one of them out"
             raise InvalidSettingsError(message)
+
+
+def _names(field_name: str, value: Any) -> frozenset[str]:
+    """Return names of tasks, given as one or as several."""
+    listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else None
+    if listed is None or not all(isinstance(item, str) for item in listed):
+        message = f"{field_name} is {value!r}; allowed are the name of a task and lists of names"
+        raise InvalidSettingsError(message)
+    return frozenset(listed)
 
 
 def cache_folder() -> Path:

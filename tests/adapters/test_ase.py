@@ -20,7 +20,7 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.optimize import BFGS
 
 import edgewise
-from edgewise.errors import EdgewiseError, UnknownTaskError
+from edgewise.errors import EdgewiseError, InvalidSettingsError, UnknownTaskError
 from tests.cases import golden_atoms, potential, salt, slab, water
 
 
@@ -150,6 +150,12 @@ def test_files_keep_results_and_the_name(tmp_path: Path) -> None:
     assert read.calc.name == "edgewise"
     assert read.get_potential_energy() == energy
     assert get_calculator_class("edgewise") is edgewise.Calculator
+
+
+@pytest.mark.parametrize("given", [{"execution_mode": "umas_fast_gpu"}, {"tf32": True}, {"device": "cuda"}])
+def test_settings_are_not_swallowed(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidSettingsError, match=f"{next(iter(given))} cannot be given to the calculator"):
+        edgewise.Calculator(potential(task="omat"), **given)
 
 
 def test_from_checkpoint() -> None:

@@ -156,6 +156,11 @@ def test_describe_and_models() -> None:
     assert "uma-s-1p2p1" in listing
 
 
+def test_settings_reach_the_engine() -> None:
+    assert "fixed order" in run("describe", "--set", "deterministic=true").output
+    assert "fixed order" not in run("describe", "--set", "edge_chunk_size=100").output
+
+
 def test_convert_there_and_back() -> None:
     assert run("convert", str(GOLDEN / "plain.pt"), "model.safetensors").exit_code == Status.DONE
     assert run("convert", "model.safetensors", "model.pt").exit_code == Status.DONE

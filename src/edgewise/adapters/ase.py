@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,12 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from edgewise.errors import InvalidSettingsError, InvalidStructureError
 from edgewise.potential import Potential, load
+from edgewise.settings import InferenceSettings
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ase import Atoms
-
-    from edgewise.settings import InferenceSettings
 
 STATE_IN_INFO = ("charge", "spin")
 """Entries of `atoms.info` that the energy depends on; ASE itself does not watch them."""
@@ -60,7 +60,7 @@ class Calculator(ASECalculator):
 
         Raises:
             UnknownTaskError: The task is missing or unknown.
-            InvalidSettingsError: What was given is no potential.
+            InvalidSettingsError: What was given is no potential, or settings were given as arguments.
         """
         if not isinstance(potential, Potential):
             message = (
@@ -68,6 +68,7 @@ class Calculator(ASECalculator):
                 "Calculator.from_checkpoint with a file or a name"
             )
             raise InvalidSettingsError(message)
+        _refuse_settings(kwargs)
         super().__init__(**kwargs)
         self.potential = potential
         self.task = potential.resolve_task(task)
@@ -144,3 +145,15 @@ def _watched(atoms: Atoms) -> tuple[str, ...]:
 
 
 register_calculator_class("edgewise", Calculator)
+
+
+def _refuse_settings(kwargs: dict[str, Any]) -> None:
+    """Refuse what ASE would keep as a parameter without any effect."""
+    known = {"device", "settings", *(item.name for item in fields(InferenceSettings))}
+    given = sorted(known & set(kwargs))
+    if given:
+        message = (
+            f"{', '.join(given)} cannot be given to the calculator; give them to edgewise.load(..., device=..., "
+            "settings=edgewise.InferenceSettings(...)) or to Calculator.from_checkpoint(..., device=..., settings=...)"
+        )
+        raise InvalidSettingsError(message)

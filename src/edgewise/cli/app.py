@@ -66,6 +66,7 @@ def predict(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    settings: shared.Settings = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
     allow: shared.Allow = None,
@@ -82,12 +83,12 @@ def predict(
     for _, atoms in structures:
         with_charge(atoms, charge, spin)
     prefix = output_prefix(output, files[0], "predict")
-    potential = open_potential(model, task, device, precision, allow)
+    potential = open_potential(model, task, device, precision, settings, allow)
     units = {"energy": "eV", "energy_per_atom": "eV", "largest_force": "eV/Å", "forces": "eV/Å", "stress": "eV/Å^3"}
     summary = Summary(
         "predict",
         potential.name,
-        given(files=files, task=potential.resolve_task(), device=device, precision=precision),
+        given(files=files, task=potential.resolve_task(), device=device, precision=precision, settings=settings),
         units,
     )
     frames = prefix.with_suffix(".extxyz")
@@ -125,6 +126,7 @@ def relax(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    settings: shared.Settings = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
     allow: shared.Allow = None,
@@ -156,14 +158,14 @@ def relax(
     chosen = RelaxOptions(fmax, steps, optimizer, cell, pressure, parse_indices(fix), interval)  # type: ignore[arg-type]
     atoms = read_one(file, charge, spin)
     prefix = output_prefix(output, file, "relax", restart=restart, overwrite=overwrite)
-    potential = open_potential(model, task, device, precision, allow)
+    potential = open_potential(model, task, device, precision, settings, allow)
     check_structure(potential, atoms)
     calculator = open_calculator(potential)
     units = {"energy": "eV", "largest_force": "eV/Å", "volume": "Å^3", "cell": "Å", "pressure": "GPa"}
     summary = Summary(
         "relax",
         potential.name,
-        given(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        given(file=file, task=task, device=device, precision=precision, settings=settings, **vars(chosen)),
         units,
     )
     with reported(summary, prefix.with_suffix(".json")):
@@ -195,6 +197,7 @@ def md(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    settings: shared.Settings = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
     allow: shared.Allow = None,
@@ -230,12 +233,15 @@ def md(
     )
     atoms = read_one(file, charge, spin)
     prefix = output_prefix(output, file, "md", restart=restart, overwrite=overwrite)
-    potential = open_potential(model, task, device, precision, allow)
+    potential = open_potential(model, task, device, precision, settings, allow)
     check_structure(potential, atoms)
     calculator = open_calculator(potential)
     units = {"time": "fs", "energy": "eV", "temperature": "K", "volume": "Å^3", "drift": "meV per atom and ps"}
     summary = Summary(
-        "md", potential.name, given(file=file, task=task, device=device, precision=precision, **vars(chosen)), units
+        "md",
+        potential.name,
+        given(file=file, task=task, device=device, precision=precision, settings=settings, **vars(chosen)),
+        units,
     )
     with reported(summary, prefix.with_suffix(".json")):
         with Progress("md", steps, quiet=quiet) as progress:
@@ -272,6 +278,7 @@ def eos(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    settings: shared.Settings = None,
     charge: shared.Charge = None,
     spin: shared.Spin = None,
     allow: shared.Allow = None,
@@ -292,13 +299,13 @@ def eos(
     chosen = EquationOptions(span, points, form)
     atoms = read_one(file, charge, spin)
     prefix = output_prefix(output, file, "eos")
-    potential = open_potential(model, task, device, precision, allow)
+    potential = open_potential(model, task, device, precision, settings, allow)
     calculator = open_calculator(potential)
     units = {"volume": "Å^3", "energy": "eV", "bulk_modulus": "GPa", "cell_lengths": "Å"}
     summary = Summary(
         "eos",
         potential.name,
-        given(file=file, task=task, device=device, precision=precision, **vars(chosen)),
+        given(file=file, task=task, device=device, precision=precision, settings=settings, **vars(chosen)),
         units,
     )
     with reported(summary, prefix.with_suffix(".json")):
@@ -334,10 +341,11 @@ def describe(
     task: shared.Task = None,
     device: shared.Device = "cpu",
     precision: shared.Precision = None,
+    settings: shared.Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a model is, and which mode, precision and implementations would run it."""
-    description = open_potential(model, task, device, precision).describe()
+    description = open_potential(model, task, device, precision, settings).describe()
     typer.echo(json.dumps(description.as_dict(), indent=2, ensure_ascii=False) if as_json else str(description))
 
 

@@ -38,6 +38,15 @@ Precision = Annotated[
     Literal["float32", "float64", "tf32"] | None,
     typer.Option("--precision", help="tf32 is for CUDA devices. Default: float32.", case_sensitive=False),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A field of InferenceSettings, for example execution_mode=umas_fast_gpu or deterministic=true; can be given "
+        "several times.",
+        metavar="NAME=VALUE",
+    ),
+]
 Charge = Annotated[int | None, typer.Option("--charge", help="Total charge in e; replaces the one in the file.")]
 Spin = Annotated[int | None, typer.Option("--spin", help="Spin multiplicity; replaces the one in the file.")]
 Allow = Annotated[

@@ -26,15 +26,36 @@ state = {"debug": False}
 
 
 def open_potential(
-    model: str, task: str | None, device: str, precision: str | None, allow: Sequence[str] | None = None
+    model: str,
+    task: str | None,
+    device: str,
+    precision: str | None,
+    chosen: Sequence[str] | None = None,
+    allow: Sequence[str] | None = None,
 ) -> Potential:
-    """Load a model with the shared options; `allow` names checks to lift."""
+    """Load a model with the shared options; `chosen` are settings as NAME=VALUE, `allow` names checks to lift."""
     import edgewise
 
-    settings = edgewise.InferenceSettings(precision=precision)  # type: ignore[arg-type]
+    settings = edgewise.InferenceSettings.from_dict({"precision": precision, **_settings(chosen or ())})
     potential = edgewise.load(model, task=task, device=device, settings=settings)
     lifted = {name.replace("-", "_"): True for name in allow or ()}
     return potential.allowing(**lifted) if lifted else potential
+
+
+def _settings(chosen: Sequence[str]) -> dict[str, Any]:
+    """Read settings written as NAME=VALUE: true, false and none, whole numbers, everything else as text."""
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    found: dict[str, Any] = {}
+    for item in chosen:
+        name, separator, text = item.partition("=")
+        if not separator or not name:
+            message = f"--set {item!r} is not of the form NAME=VALUE, for example deterministic=true"
+            raise InvalidSettingsError(message)
+        if name == "precision":
+            message = "give the precision by --precision"
+            raise InvalidSettingsError(message)
+        found[name] = words.get(text.lower(), int(text) if text.isdigit() else text)
+    return found
 
 
 def open_calculator(potential: Potential) -> Calculator:

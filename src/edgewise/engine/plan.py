@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, fields, replace
+from typing import NoReturn
 
 import torch
 
@@ -33,7 +34,8 @@ class Plan:
         precision: Precision that runs.
         ops: Implementations of the operations.
         operations: For each operation, which implementation runs and why.
-        notes: What a user should know about the choices.
+        warnings: What a user has to be told about the choices.
+        notes: What else `describe()` says about them.
     """
 
     mode: str
@@ -41,6 +43,7 @@ class Plan:
     precision: Precision
     ops: Ops
     operations: dict[str, str]
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -51,14 +54,17 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
         ModeUnavailableError: A mode, precision or option was asked for by name and cannot serve here.
     """
     mode, reason = _choose_mode(config, settings, device)
-    _refuse_unavailable(settings, mode)
+    _refuse_unavailable(settings, mode, reason)
     precision = settings.resolve_precision(device.type)
+    warnings: list[str] = []
     notes: list[str] = []
     if config.activation == "s2":
-        notes.append(S2_NOTE)
-    if precision == "tf32" and device.type != "cuda":
-        precision = "float32"
-        notes.append(f"TF32 exists on CUDA devices only; float32 runs on {device.type}")
+        warnings.append(S2_NOTE)
+    if (precision == "tf32" or settings.tf32) and device.type != "cuda":
+        precision = "float32" if precision == "tf32" else precision
+        warnings.append(f"TF32 exists on CUDA devices only; {precision} runs on {device.type}")
+    if settings.deterministic:
+        notes.append("sums run in a fixed order (deterministic=True)")
     if settings.compile:
         notes.append(COMPILE_NOTE)
     choose = _fast_ops if mode == "umas_fast_gpu" else _general_ops
@@ -69,6 +75,7 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
         precision=precision,
         ops=ops,
         operations=operations,
+        warnings=tuple(warnings),
         notes=tuple(notes),
     )
 
@@ -84,25 +91,45 @@ def _choose_mode(config: ModelConfig, settings: InferenceSettings, device: torch
     obstacles = _obstacles_to_fast(config, device)
     if asked == "umas_fast_gpu":
         if obstacles:
-            message = f"execution_mode='umas_fast_gpu' cannot serve: {'; '.join(obstacles)}; use 'general' or None"
-            raise ModeUnavailableError(message)
+            _refuse_fast(obstacles)
         return "umas_fast_gpu", "asked for"
-    # What is right to ask for by name need not be the best choice by default.
-    if settings.resolve_precision(device.type) == "float64":
-        obstacles.append("float64 is asked for")
-    if settings.activation_checkpointing:
-        obstacles.append("activation_checkpointing=True is asked for")
-    if not settings.merge_mole:
-        obstacles.append("merge_mole=False is asked for")
     if device.type != "cuda":
         return "general", f"chosen on {device.type}"
     if obstacles:
         return "general", f"chosen because umas_fast_gpu cannot serve: {'; '.join(obstacles)}"
+    # What can be asked for by name need not be the choice without one.
+    against: list[str] = []
+    if settings.resolve_precision(device.type) == "float64":
+        against.append("float64 is asked for")
+    if settings.activation_checkpointing:
+        against.append("activation_checkpointing=True is asked for")
+    if not settings.merge_mole:
+        against.append("merge_mole=False is asked for (umas_fast_gpu serves it when it is asked for by name)")
+    if against:
+        return "general", f"chosen because {'; '.join(against)}"
     return "umas_fast_gpu", "chosen because it is the fastest mode that serves this model on a GPU"
 
 
-def _obstacles_to_fast(config: ModelConfig, device: torch.device) -> list[str]:
-    """Return the conditions of mode umas_fast_gpu that do not hold."""
+def refuse_before_loading(settings: InferenceSettings, device: torch.device) -> None:
+    """Refuse what cannot serve whatever the model is, before a file of gigabytes is read or downloaded for nothing.
+
+    Raises:
+        ModeUnavailableError: A mode, precision or option was asked for by name and cannot serve here.
+    """
+    if settings.execution_mode == "umas_fast_gpu":
+        obstacles = _obstacles_of_device(device)
+        if obstacles:
+            _refuse_fast(obstacles)
+    _refuse_unavailable(settings, settings.execution_mode or "", "asked for")
+
+
+def _refuse_fast(obstacles: list[str]) -> NoReturn:
+    message = f"execution_mode='umas_fast_gpu' cannot serve: {'; '.join(obstacles)}; use 'general' or None"
+    raise ModeUnavailableError(message)
+
+
+def _obstacles_of_device(device: torch.device) -> list[str]:
+    """Return the conditions of mode umas_fast_gpu on the machine that do not hold."""
     obstacles: list[str] = []
     if importlib.util.find_spec("triton") is None:
         obstacles.append("Triton is not installed (builds of torch for GPUs bring it)")
@@ -111,6 +138,12 @@ def _obstacles_to_fast(config: ModelConfig, device: torch.device) -> list[str]:
 
         if not is_interpreted():
             obstacles.append(f"the device is {device.type}, not cuda")
+    return obstacles
+
+
+def _obstacles_to_fast(config: ModelConfig, device: torch.device) -> list[str]:
+    """Return the conditions of mode umas_fast_gpu that do not hold."""
+    obstacles = _obstacles_of_device(device)
     if config.lmax != 2 or config.mmax not in (1, 2):
         obstacles.append(
             f"its kernels are for lmax 2 with mmax 2 or 1, and the model has lmax {config.lmax}, mmax {config.mmax}"
@@ -132,15 +165,16 @@ def _general_ops(config: ModelConfig, settings: InferenceSettings, device: torch
 def _fast_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
     """Return the implementations of mode umas_fast_gpu, and for each operation what runs and why."""
     from edgewise.ops.fast import Optimizations, fast_ops
+    from edgewise.ops.launch import is_interpreted
 
-    operations = _operations(config, "plain PyTorch, cuBLAS products")
-    where = "Triton kernels" + ("" if device.type == "cuda" else " in Triton's interpreter")
+    operations = _operations(config, "plain PyTorch" + (", cuBLAS products" if device.type == "cuda" else ""))
+    where = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
     operations["edge_geometry"] = "plain PyTorch, packed rotations"
     operations["gather_rotate"] = operations["rotate_scatter"] = where
     chosen = Optimizations()
     if config.activation == "gate":
         power_of_two = config.hidden_channels & (config.hidden_channels - 1) == 0
-        operations["edge_message"] = "composed of the operations below"
+        operations["edge_message"] = "composed of the other operations"
         operations["gate"] = (
             f"{where}; plain PyTorch for second derivatives"
             if power_of_two
@@ -169,7 +203,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
     """
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         message = f"device is {name!r}; allowed are 'cpu', 'cuda', 'cuda:0' and the like"
         raise InvalidSettingsError(message) from error
     if device.type == "cuda":
@@ -180,18 +214,22 @@ def resolve_device(name: str | torch.device) -> torch.device:
         if (device.index or 0) >= n_devices:
             message = f"device is {str(device)!r}, but torch finds {n_devices} CUDA devices here"
             raise InvalidSettingsError(message)
-    elif device.type == "mps":
-        message = "device is 'mps', which has no float64 for the geometry; use device='cpu'"
+    elif device.type != "cpu":
+        reason = ", which has no float64 for the geometry" if device.type == "mps" else ", which nobody has tried"
+        message = f"device is {str(device)!r}{reason}; allowed are 'cpu', 'cuda', 'cuda:0' and the like"
         raise InvalidSettingsError(message)
     return device
 
 
-def _refuse_unavailable(settings: InferenceSettings, mode: str) -> None:
+def _refuse_unavailable(settings: InferenceSettings, mode: str, reason: str) -> None:
     if settings.precision == "fast":
         message = "precision='fast' needs execution_mode='fused', which is not part of this version; use 'float32'"
         raise ModeUnavailableError(message)
     if settings.compile and mode == "general":
-        message = "compile=True is not available in execution_mode='general' of this version; use compile=False"
+        message = (
+            f"compile=True needs execution_mode='umas_fast_gpu', and 'general' would run ({reason}); use compile=False or "
+            "settings that umas_fast_gpu serves"
+        )
         raise ModeUnavailableError(message)
     if settings.uses_nvalchemi and importlib.util.find_spec("nvalchemiops") is None:
         message = (

@@ -79,8 +79,8 @@ class Runner:
         Args:
             batch: The structures, on the CPU.
         """
-        edges = self._edges(batch)
         with self._call():
+            edges = self._edges(batch)
             with torch.no_grad():
                 mixtures = self.mixtures.for_batch(batch)
             scales = self._scales.of(batch, self.device)
@@ -100,8 +100,8 @@ class Runner:
         if self.network.is_direct:
             message = "a Hessian needs a conservative model; this checkpoint predicts forces directly"
             raise PropertyUnavailableError(message)
-        edges = self._edges(batch)
         with self._call():
+            edges = self._edges(batch)
             with torch.no_grad():
                 mixtures = self.mixtures.for_batch(batch)
             batch, edges = batch.to(self.device), edges.to(self.device)
@@ -134,13 +134,32 @@ class Runner:
 
     @contextmanager
     def _call(self) -> Generator[None]:
-        """Set what holds during a call, whatever gradient mode and precision the caller is in."""
+        """Set what holds during a call, whatever gradient mode, precision and device the caller is in."""
         saving_memory = self.settings.activation_checkpointing or self.settings.edge_chunk_size is not None
         # A workspace keeps what was computed until the end of the call, which is what saving memory has to avoid.
         memory = nullcontext() if saving_memory else self._workspace.active()
         order = fixed_order() if self.settings.deterministic else nullcontext()
-        with torch.inference_mode(mode=False), torch.enable_grad(), matmul_precision(self.precision), memory, order:
+        # Kernels are launched on torch's current device, which need not be the one that the tensors are on.
+        device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with (
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            torch.autocast(self.device.type, enabled=False),
+            matmul_precision(self.precision),
+            memory,
+            order,
+            device,
+        ):
             yield
+
+    @property
+    def neighbor_list(self) -> str:
+        """What finds the neighbours, and where."""
+        if self.settings.uses_nvalchemi:
+            return f"nvalchemi-toolkit-ops on {self.device}"
+        if self.device.type == "cpu" or self.settings.external_graph_gen:
+            return "vesin on the CPU"
+        return f"cells on {self.device}"
 
     def _edges(self, batch: SystemBatch) -> EdgeList:
         config = self.network.config

@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from edgewise.ops import reference
-from edgewise.ops.launch import MAX_PROGRAMS, can_launch, empty, kernel_op, programs, warps
+from edgewise.ops.launch import MAX_PROGRAMS, can_launch, check_tensor, empty, kernel_op, programs, warps
 
 LMAX = 2
 
 
 @triton.jit
-def _forward(
+def _gate_forward(
     block_0, block_1, block_2, out_0, out_1, out_2, n_edges, HIDDEN: tl.constexpr, MMAX: tl.constexpr
 ):  # fmt: skip
     """Activate one edge after the other: rows of HIDDEN values, a power of two."""
@@ -71,7 +71,7 @@ def _value(y, g, to_y, s):
 
 
 @triton.jit
-def _backward(
+def _gate_backward(
     block_0, block_1, block_2, gradient_0, gradient_1, gradient_2, to_0, to_1, to_2, n_edges,
     HIDDEN: tl.constexpr, MMAX: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def has_kernel(blocks: Sequence[Tensor], channels: int) -> bool:
     """Tell whether the kernel serves these blocks: float32, width a power of two, on a device that it can run on."""
     power_of_two = channels > 0 and channels & (channels - 1) == 0
     float32 = all(block.dtype == torch.float32 for block in blocks)
-    return power_of_two and float32 and can_launch(_forward, blocks[0])
+    return power_of_two and float32 and can_launch(_gate_forward, blocks[0])
 
 
 def gate(blocks: Sequence[Tensor], lmax: int, channels: int, *, max_programs: int = MAX_PROGRAMS) -> list[Tensor]:
@@ -119,9 +119,15 @@ def gate(blocks: Sequence[Tensor], lmax: int, channels: int, *, max_programs: in
 
     Returns:
         m-blocks without the gate scalars.
+
+    Raises:
+        ValueError: Blocks that do not fit together.
     """
     if lmax != LMAX or len(blocks) < 2 or not has_kernel(blocks, channels):
         return reference.gate(blocks, lmax, channels)
+    n_edges = blocks[0].shape[0]
+    for m, (block, coefficients) in enumerate(zip(blocks, (5, 4, 2), strict=False)):
+        check_tensor(f"block {m}", block, (n_edges, coefficients * channels), torch.float32)
     absent = [empty(blocks[0], blocks[0].shape[0], 0)] * (3 - len(blocks))
     return list(_gate(*blocks, *absent, max_programs)[: len(blocks)])
 
@@ -131,7 +137,7 @@ def _gate(block_0: Tensor, block_1: Tensor, block_2: Tensor, max_programs: int) 
     outputs = _empty_outputs(block_0, block_1, block_2)
     n_edges, hidden = block_0.shape[0], block_0.shape[1] // 5
     if n_edges:
-        wrap_triton(_forward)[(programs(n_edges, max_programs),)](
+        wrap_triton(_gate_forward)[(programs(n_edges, max_programs),)](
             *(block.contiguous() for block in (block_0, block_1, block_2)),
             *outputs,
             n_edges,
@@ -167,7 +173,7 @@ def gate_backward(
     n_edges, hidden = block_0.shape[0], block_0.shape[1] // 5
     if n_edges:
         inputs = (block_0, block_1, block_2, gradient_0, gradient_1, gradient_2)
-        wrap_triton(_backward)[(programs(n_edges, max_programs),)](
+        wrap_triton(_gate_backward)[(programs(n_edges, max_programs),)](
             *(tensor.contiguous() for tensor in inputs),
             first,
             second,
@@ -204,18 +210,23 @@ def _gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _second_gradients(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiate the first derivative, made again in the form that PyTorch can differentiate."""
-    wanted = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+    """Differentiate the first derivative, made again in the form that PyTorch can differentiate, as often as is wanted."""
+    again = torch.is_grad_enabled()
+    # Views cut the tensors off from each other: one may depend on another outside, and only the direct part belongs here.
     with torch.enable_grad():
+        wanted = [
+            item.view_as(item) if again and item.requires_grad else item.detach().requires_grad_()
+            for item in ctx.saved_tensors
+        ]
         blocks, output_gradients = wanted[:3], wanted[3:]
         present = 3 if blocks[2].shape[1] else 2
         activated = reference.gate(blocks[:present], LMAX, blocks[0].shape[1] // 5)
         first = torch.autograd.grad(activated, blocks[:present], output_gradients[:present], create_graph=True)
         chosen = [*blocks[:present], *output_gradients[:present]]
-        found = torch.autograd.grad(first, chosen, list(gradients[:present]))
+        found = torch.autograd.grad(first, chosen, list(gradients[:present]), create_graph=again)
     if present == 2:
-        empty = torch.zeros_like(blocks[2])
-        found = (*found[:2], empty, *found[2:], empty)
+        absent = torch.zeros_like(blocks[2])
+        found = (*found[:2], absent, *found[2:], absent)
     return (*found, None)
 
 

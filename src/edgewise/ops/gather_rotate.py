@@ -22,8 +22,19 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from edgewise.ops.launch import MAX_PROGRAMS, empty, kernel_op, once_differentiable, programs, warps, width, zeros
+from edgewise.ops.launch import (
+    MAX_PROGRAMS,
+    check_tensor,
+    empty,
+    kernel_op,
+    once_differentiable,
+    programs,
+    warps,
+    width,
+    zeros,
+)
 from edgewise.ops.packed_rotation import as_packed, mmax_of_packed
+from edgewise.so3 import block_sizes
 
 N_COEFFICIENTS = 9
 
@@ -63,7 +74,7 @@ def load5(pointer, stride, inside):
 
 
 @triton.jit
-def _forward(
+def _gather_rotate_forward(
     nodes,
     edge_index,
     rotations,
@@ -116,9 +127,9 @@ def _forward(
 
 
 @triton.jit
-def _to_node(pointer, value, inside, TO_ATOMS: tl.constexpr):
-    """Add to an atom's gradient, or write the edge's share of it."""
-    if TO_ATOMS:
+def add_or_store(pointer, value, inside, ADD: tl.constexpr):
+    """Add to what an atom has, or write the edge's share of it."""
+    if ADD:
         tl.atomic_add(pointer, value, mask=inside, sem="relaxed")
     else:
         tl.store(pointer, value, mask=inside)
@@ -139,7 +150,7 @@ def _degree_1(x, w, r, g_0, g_1, to_r, to_x, step, row, inside, CHANNELS: tl.con
     minus *= factor
     for j in tl.static_range(3):
         value = tl.load(w + 1 + j) * minus + tl.load(w + 4 + j) * middle + tl.load(w + 7 + j) * plus
-        _to_node(to_x + (1 + j) * step, value, inside, TO_ATOMS)
+        add_or_store(to_x + (1 + j) * step, value, inside, TO_ATOMS)
     return x1, x2, x3, minus, middle, plus
 
 
@@ -174,7 +185,7 @@ def _degree_2(
         value = tl.load(w_0 - 5 + j) * minus + tl.load(w_0 + j) * middle + tl.load(w_0 + 5 + j) * plus
         if MMAX == 2:
             value += tl.load(w_0 - 10 + j) * minus_2 + tl.load(w_0 + 10 + j) * plus_2
-        _to_node(to_x + (4 + j) * step, value, inside, TO_ATOMS)
+        add_or_store(to_x + (4 + j) * step, value, inside, TO_ATOMS)
     return x4, x5, x6, x7, x8, minus_2, minus, middle, plus, plus_2
 
 
@@ -197,7 +208,7 @@ def _row_gradient_2(to_w, t, x4, x5, x6, x7, x8, t_, x4_, x5_, x6_, x7_, x8_):
 
 
 @triton.jit
-def _backward(
+def _gather_rotate_backward(
     block_0,
     block_1,
     block_2,
@@ -247,8 +258,8 @@ def _backward(
             tl.store(to_r, g * (scale * value), mask=inside)
             tl.store(to_r + C, g_ * (scale * value_), mask=inside)
             t, t_ = g * tl.load(r, mask=inside, other=0.0), g_ * tl.load(r + C, mask=inside, other=0.0)
-            _to_node(to_x, scale * t, inside, TO_ATOMS)
-            _to_node(to_x_, scale * t_, inside, TO_ATOMS)
+            add_or_store(to_x, scale * t, inside, TO_ATOMS)
+            add_or_store(to_x_, scale * t_, inside, TO_ATOMS)
             tl.store(to_w, tl.sum(t * value + t_ * value_, axis=0))
             x1, x2, x3, tm, t0, tp = _degree_1(x, w, r, g_0, g_1, to_r, to_x, step, row, inside, CHANNELS, TO_ATOMS)
             x1_, x2_, x3_, tm_, t0_, tp_ = _degree_1(
@@ -298,13 +309,16 @@ def gather_rotate(
         m-blocks with 2 * channels per coefficient, source channels first.
 
     Raises:
-        ValueError: Degrees other than 0 to 2.
+        ValueError: Degrees other than 0 to 2, or arguments that do not fit together.
     """
     if lmax != 2:
         message = f"gather_rotate has kernels for lmax = 2, not {lmax}; use execution_mode='general'"
         raise ValueError(message)
     rotations = as_packed(rotations)
-    mmax = mmax_of_packed(rotations)
+    mmax, n_edges, channels = mmax_of_packed(rotations), rotations.shape[0], nodes.shape[-1]
+    check_tensor("nodes", nodes, (None, N_COEFFICIENTS, None), rotations.dtype)
+    check_tensor("edge_index", edge_index, (2, n_edges), torch.int64)
+    check_tensor("radial", radial, (n_edges, 2 * channels * sum(block_sizes(lmax, mmax))), rotations.dtype)
     blocks = _gather_rotate(nodes, edge_index, rotations, radial, to_atoms, max_programs)
     return list(blocks[: mmax + 1])
 
@@ -320,7 +334,7 @@ def _gather_rotate(
     blocks = _empty_blocks(nodes, edge_index, rotations)
     n_edges, channels = edge_index.shape[1], nodes.shape[2]
     if n_edges:
-        wrap_triton(_forward)[(programs(n_edges, max_programs), 4)](
+        wrap_triton(_gather_rotate_forward)[(programs(n_edges, max_programs), 4)](
             nodes.contiguous(),
             edge_index.contiguous(),
             rotations.contiguous(),
@@ -367,7 +381,7 @@ def gather_rotate_backward(
     to_nodes = zeros(nodes, *nodes.shape)
     per_edge = to_nodes if to_atoms else empty(nodes, n_edges, N_COEFFICIENTS, 2 * channels)
     if n_edges:
-        wrap_triton(_backward)[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_gather_rotate_backward)[(programs(n_edges, max_programs), 2)](
             block_0.contiguous(),
             block_1.contiguous(),
             block_2.contiguous(),

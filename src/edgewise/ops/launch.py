@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-from triton import knobs
 from triton.runtime.interpreter import InterpretedFunction
 
 from edgewise.errors import PropertyUnavailableError
@@ -33,14 +33,46 @@ def warps(channels: int) -> int:
     return max(1, min(8, width(channels) // 128))
 
 
+@triton.jit
+def _nothing() -> None:
+    """Do nothing: what Triton made of this tells what it makes of kernels."""
+
+
 def is_interpreted() -> bool:
-    """Tell whether kernels run in Triton's interpreter, which every device can do, slowly."""
-    return bool(knobs.runtime.interpret)
+    """Tell whether kernels run in Triton's interpreter, which every device can do, slowly.
+
+    Triton decides when a kernel is defined; a change of TRITON_INTERPRET after that is too late.
+    """
+    return isinstance(_nothing, InterpretedFunction)
 
 
 def can_launch(kernel: object, tensor: Tensor) -> bool:
     """Tell whether a kernel can run on the device of a tensor: CUDA, or anywhere under Triton's interpreter."""
     return tensor.is_cuda or isinstance(kernel, InterpretedFunction)
+
+
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """Make sure that a kernel, which looks at nothing itself, reads inside a tensor.
+
+    Args:
+        name: Of the tensor.
+        tensor: The tensor.
+        shape: Its shape; None for any size.
+        dtype: Its type.
+
+    Raises:
+        ValueError: Another shape or type.
+    """
+    fits = tensor.dim() == len(shape) and all(
+        wanted is None or size == wanted for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        message = f"{name} has shape {tuple(tensor.shape)}; the other arguments ask for ({wanted})"
+        raise ValueError(message)
+    if tensor.dtype != dtype:
+        message = f"{name} is {tensor.dtype}; the other arguments ask for {dtype}"
+        raise ValueError(message)
 
 
 def kernel_op(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:

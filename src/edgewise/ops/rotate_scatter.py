@@ -20,21 +20,23 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from edgewise.ops.gather_rotate import N_COEFFICIENTS, dot3, dot5, load3, load5
-from edgewise.ops.launch import MAX_PROGRAMS, empty, kernel_op, once_differentiable, programs, warps, width, zeros
+from edgewise.ops.gather_rotate import N_COEFFICIENTS, add_or_store, dot3, dot5, load3, load5
+from edgewise.ops.launch import (
+    MAX_PROGRAMS,
+    check_tensor,
+    empty,
+    kernel_op,
+    once_differentiable,
+    programs,
+    warps,
+    width,
+    zeros,
+)
 from edgewise.ops.packed_rotation import as_packed, mmax_of_packed
 
 
 @triton.jit
-def _add_or_store(pointer, value, inside, ACCUMULATE: tl.constexpr):
-    if ACCUMULATE:
-        tl.atomic_add(pointer, value, mask=inside, sem="relaxed")
-    else:
-        tl.store(pointer, value, mask=inside)
-
-
-@triton.jit
-def _forward(
+def _rotate_scatter_forward(
     block_0,
     block_1,
     block_2,
@@ -68,7 +70,7 @@ def _forward(
             to = out + edge * (9 * CHANNELS) + column
         if tl.program_id(1) == 0:
             value = tl.load(w) * tl.load(z_0, mask=inside, other=0.0)
-            _add_or_store(to, value, inside, ACCUMULATE)
+            add_or_store(to, value, inside, ACCUMULATE)
             middle = tl.load(z_0 + CHANNELS, mask=inside, other=0.0)
             if ORDERS > 0:
                 plus = tl.load(z_1, mask=inside, other=0.0)
@@ -77,7 +79,7 @@ def _forward(
                 value = tl.load(w + 4 + j) * middle
                 if ORDERS > 0:
                     value += tl.load(w + 1 + j) * minus + tl.load(w + 7 + j) * plus
-                _add_or_store(to + (1 + j) * CHANNELS, value, inside, ACCUMULATE)
+                add_or_store(to + (1 + j) * CHANNELS, value, inside, ACCUMULATE)
         else:
             w_0 = w + 10 + 5 * MMAX
             middle = tl.load(z_0 + 2 * CHANNELS, mask=inside, other=0.0)
@@ -93,7 +95,7 @@ def _forward(
                     value += tl.load(w_0 - 5 + j) * minus + tl.load(w_0 + 5 + j) * plus
                 if ORDERS > 1:
                     value += tl.load(w_0 - 10 + j) * minus_2 + tl.load(w_0 + 10 + j) * plus_2
-                _add_or_store(to + (4 + j) * CHANNELS, value, inside, ACCUMULATE)
+                add_or_store(to + (4 + j) * CHANNELS, value, inside, ACCUMULATE)
 
 
 @triton.jit
@@ -119,7 +121,7 @@ def _row_2(z, to_z, w, to_w, g4, g5, g6, g7, g8, inside):
 
 
 @triton.jit
-def _backward(
+def _rotate_scatter_backward(
     gradient,
     block_0,
     block_1,
@@ -205,17 +207,16 @@ def rotate_scatter(
         [n_atoms, 9, channels].
 
     Raises:
-        ValueError: A rotation of another shape, or blocks of another width.
+        ValueError: Arguments that do not fit together.
     """
     rotations = as_packed(envelope_rotations)
-    expected = [3 * channels, 4 * channels, 2 * channels][: len(blocks)]
-    given = [block.shape[1] for block in blocks]
-    if given != expected or len(blocks) > mmax_of_packed(rotations) + 1:
-        message = (
-            f"blocks have {given} columns; allowed with {channels} channels are {[3 * channels, 4 * channels, 2 * channels]}"
-            f" for m = 0..{mmax_of_packed(rotations)}"
-        )
+    n_edges, mmax = rotations.shape[0], mmax_of_packed(rotations)
+    if not 1 <= len(blocks) <= mmax + 1:
+        message = f"{len(blocks)} blocks are given; allowed are 1 to {mmax + 1}, for m = 0..{mmax}"
         raise ValueError(message)
+    check_tensor("edge_index", edge_index, (2, n_edges), torch.int64)
+    for m, (block, coefficients) in enumerate(zip(blocks, (3, 4, 2), strict=False)):
+        check_tensor(f"block {m}", block, (n_edges, coefficients * channels), rotations.dtype)
     absent = [empty(blocks[0], blocks[0].shape[0], 0)] * (3 - len(blocks))
     return _rotate_scatter(*blocks, *absent, edge_index, rotations, n_atoms, accumulate, max_programs)
 
@@ -251,7 +252,7 @@ def _rotate_scatter(
     nodes = zeros(block_0, n_atoms, N_COEFFICIENTS, channels)
     per_edge = nodes if accumulate else empty(block_0, n_edges, N_COEFFICIENTS, channels)
     if n_edges:
-        wrap_triton(_forward)[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_rotate_scatter_forward)[(programs(n_edges, max_programs), 2)](
             *blocks,
             *(block.stride(0) for block in blocks),
             edge_index.contiguous(),
@@ -298,7 +299,7 @@ def rotate_scatter_backward(
     whole = constants["ORDERS"] == constants["MMAX"]
     to_rotations = empty(rotations, *rotations.shape) if whole else zeros(rotations, *rotations.shape)
     if n_edges:
-        wrap_triton(_backward)[(programs(n_edges, max_programs), 2)](
+        wrap_triton(_rotate_scatter_backward)[(programs(n_edges, max_programs), 2)](
             gradient,
             *blocks,
             *(block.stride(0) for block in blocks),
