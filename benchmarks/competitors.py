@@ -1,140 +1,177 @@
-"""Engines behind one interface: each runs in a process of its own, with its own interpreter, and answers on request.
+"""Engines behind one interface: ours and fairchem-core's, each in a process of its own with its own interpreter.
 
-As a program this file is a worker: `python competitors.py ENGINE CHECKPOINT THREADS`. It reads one request a line from
-standard input, `{"structure": {...}, "precision": "float32"}`, and writes one line of JSON with the seconds that the call
-took and its results. fairchem-core is imported here as a peer to measure against, and nowhere else.
+As a program this file is a worker (see workers.py): `python competitors.py ENGINE CHECKPOINT DEVICE TASK THREADS`. It
+loads the checkpoint, takes `{"structure": {...}}` and answers with seconds and results. fairchem-core is imported here as a
+peer to measure against, and nowhere else.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-Outcome = dict[str, Any]
-Evaluate = Callable[[Any, str], Outcome]
+from ase import Atoms
+from workers import Answer, Worker, as_atoms, as_lists, serve
+
+EDGEWISE: dict[str, dict[str, Any]] = {
+    "general": {"execution_mode": "general", "tf32": True},
+    "umas_fast_gpu": {"execution_mode": "umas_fast_gpu", "tf32": True, "compile": True},
+    "fused:fast": {"execution_mode": "fused", "precision": "fast"},
+    "fused:tf32": {"execution_mode": "fused", "precision": "tf32"},
+    "fused:float32": {"execution_mode": "fused", "precision": "float32"},
+    "float64": {
+        "execution_mode": "general",
+        "precision": "float64",
+        "edge_chunk_size": 20_000,
+        "activation_checkpointing": True,
+    },
+}
+"""Settings of our engines, as they are given to InferenceSettings."""
+
+FAIRCHEM: dict[str, dict[str, Any]] = {
+    "general": {"execution_mode": "general"},
+    "umas_fast_gpu": {"execution_mode": "umas_fast_gpu"},
+    "umas_fast_gpu:float32": {"execution_mode": "umas_fast_gpu", "tf32": False},
+    "nitro": {"nitro": True},
+    "float64": {
+        "execution_mode": "general",
+        "tf32": False,
+        "compile": False,
+        # Merging passes through float32 there.
+        "merge_mole": False,
+        "activation_checkpointing": True,
+        "base_precision_dtype": "float64",
+    },
+}
+"""Settings of fairchem's engines, over those that all of them share."""
+
+FAIRCHEM_SHARED: dict[str, Any] = {
+    "tf32": True,
+    "activation_checkpointing": False,
+    "merge_mole": True,
+    "compile": True,
+    "external_graph_gen": False,
+    "internal_graph_gen_version": 2,
+}
 
 
-class Competitor:
-    """An engine in a process of its own."""
-
-    def __init__(self, python: str, engine: str, checkpoint: str, threads: int) -> None:
-        """Start the process.
-
-        Args:
-            python: Interpreter of the environment that holds the engine.
-            engine: "edgewise" or "fairchem".
-            checkpoint: Path of the checkpoint.
-            threads: Threads of torch.
-        """
-        command = [python, "-u", __file__, engine, checkpoint, str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, structure: dict[str, Any], task: str, precision: str = "float32") -> Outcome:
-        """Evaluate a structure once and return seconds, energy, forces and stress."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = {"structure": structure, "task": task, "precision": precision}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            # Engines may print what they like; answers begin with a mark.
-            if line.startswith("ANSWER "):
-                return json.loads(line.removeprefix("ANSWER "))
-        message = f"the worker ended with code {self._process.wait()}"
-        raise SystemExit(message)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+def precision(engine: str, device: str) -> str:
+    """Return the precision by whose bounds an engine is judged."""
+    last = engine.rpartition(":")[2]
+    if last in ("float64", "float32"):
+        return last
+    if last == "fast" or engine == "fairchem:nitro":
+        return "fast"
+    return "tf32" if device == "cuda" else "float32"
 
 
-def _edgewise(checkpoint: str) -> Evaluate:
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model.
+
+    Attributes:
+        version: Of the engine and of torch.
+        prepare: Makes the input of `predict` of a structure.
+        predict: Computes energy, forces and stress.
+        values: Takes these out of what `predict` returns, as lists in float64.
+    """
+
+    version: str
+    prepare: Callable[[Atoms], Any]
+    predict: Callable[[Any], Any]
+    values: Callable[[Any], Answer]
+
+
+def load(engine: str, checkpoint: str, device: str, task: str) -> Engine:
+    """Load a checkpoint into an engine, "edgewise:" or "fairchem:" and a name of `EDGEWISE` or `FAIRCHEM`."""
+    family, _, name = engine.partition(":")
+    if family == "edgewise":
+        return _edgewise(EDGEWISE[name], checkpoint, device, task)
+    return _fairchem(FAIRCHEM_SHARED | FAIRCHEM[name], checkpoint, device, task)
+
+
+def _for_cpu(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without what a CPU does not have: TF32, and compiled programs that would pay."""
+    return settings | {name: False for name in ("tf32", "compile") if name in settings}
+
+
+def _edgewise(chosen: dict[str, Any], checkpoint: str, device: str, task: str) -> Engine:
     import torch
 
     import edgewise
 
-    potentials: dict[str, edgewise.Potential] = {}
+    settings = edgewise.InferenceSettings.from_dict(chosen if device == "cuda" else _for_cpu(chosen))
+    potential = edgewise.load(checkpoint, task=task, device=device, settings=settings)
 
-    def evaluate(atoms: Any, task: str, precision: str) -> Outcome:
-        if precision not in potentials:
-            # The reference is as plain as can be: experts unmerged.
-            settings = edgewise.InferenceSettings(precision=precision, merge_mole=precision == "float32")
-            potentials[precision] = edgewise.load(checkpoint, settings=settings)
-        start = time.perf_counter()
-        result = potentials[precision].predict([atoms], task)[0]
-        seconds = time.perf_counter() - start
-        return {
-            "seconds": seconds,
-            "energy": result.energy,
-            "forces": result.forces.tolist(),
-            "stress": result.stress.tolist(),
-            "version": f"edgewise {edgewise.__version__}, torch {torch.__version__}",
-        }
+    def values(output: edgewise.Results) -> Answer:
+        only = output[0]
+        return as_lists({"energy": only.energy, "forces": only.forces, "stress": only.stress})
 
-    return evaluate
+    version = f"edgewise {edgewise.__version__}, torch {torch.__version__}"
+    return Engine(version, lambda atoms: [atoms], potential.predict, values)
 
 
-def _fairchem(checkpoint: str) -> Evaluate:
+def _fairchem(chosen: dict[str, Any], checkpoint: str, device: str, task: str) -> Engine:
     import torch
     from fairchem.core import __version__
     from fairchem.core.datasets.atomic_data import AtomicData, atomicdata_list_to_batch
     from fairchem.core.units.mlip_unit import MLIPPredictUnit
     from fairchem.core.units.mlip_unit.api.inference import InferenceSettings
 
-    units: dict[str, Any] = {}
+    if chosen.get("nitro"):
+        from fairchem.core.models.uma.uma_nitro import _inference
 
-    def evaluate(atoms: Any, task: str, precision: str) -> Outcome:
-        dtype = getattr(torch, precision)
-        if precision not in units:
-            settings = InferenceSettings(
-                tf32=False,
-                activation_checkpointing=False,
-                merge_mole=precision == "float32",
-                compile=False,
-                external_graph_gen=False,
-                internal_graph_gen_version=2,
-                base_precision_dtype=dtype,
-                execution_mode="general",
-            )
-            units[precision] = MLIPPredictUnit(checkpoint, device="cpu", inference_settings=settings)
-        start = time.perf_counter()
+        # It takes published files only, by their checksums; ours has random weights.
+        _inference.verify_checkpoint_file = lambda _path: None
+    settings = InferenceSettings(**(chosen if device == "cuda" else _for_cpu(chosen)))
+    unit = MLIPPredictUnit(checkpoint, device=device, inference_settings=settings)
+    if chosen.get("nitro") and not unit.inference_settings.nitro:
+        message = "nitro=True was asked for and another mode runs"
+        raise RuntimeError(message)
+    dtype = getattr(torch, chosen.get("base_precision_dtype", "float32"))
+
+    def prepare(atoms: Atoms) -> Any:
         data = AtomicData.from_ase(atoms, task_name=task, r_data_keys=["charge", "spin"], target_dtype=dtype)
-        output = units[precision].predict(atomicdata_list_to_batch([data]))
-        seconds = time.perf_counter() - start
-        return {
-            "seconds": seconds,
-            "energy": float(output["energy"][0]),
-            "forces": output["forces"].double().tolist(),
-            "stress": output["stress"].double().reshape(3, 3).tolist(),
-            "version": f"fairchem-core {__version__}, torch {torch.__version__}",
-        }
+        return atomicdata_list_to_batch([data])
 
-    return evaluate
+    def values(output: Any) -> Answer:
+        arrays = {name: output[name].detach().double().cpu().numpy() for name in ("energy", "forces", "stress")}
+        return as_lists({**arrays, "energy": arrays["energy"][0], "stress": arrays["stress"].reshape(3, 3)})
+
+    return Engine(f"fairchem-core {__version__}, torch {torch.__version__}", prepare, unit.predict, values)
 
 
-ENGINES: dict[str, Callable[[str], Any]] = {"edgewise": _edgewise, "fairchem": _fairchem}
+def start(python: str, engine: str, checkpoint: str, threads: int, log: Path, task: str) -> Worker:
+    """Start a worker that evaluates structures on the CPU."""
+    return Worker(engine, [python, "-u", __file__, engine, checkpoint, "cpu", task, str(threads)], log)
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
+    """Be a worker."""
     warnings.simplefilter("ignore")
-    engine, checkpoint, threads = sys.argv[1:]
-    import torch
-    from ase import Atoms
+    name, checkpoint, device, task, threads = sys.argv[1:]
 
-    torch.set_num_threads(int(threads))
-    evaluate = ENGINES[engine](checkpoint)
-    for line in sys.stdin:
-        request = json.loads(line)
-        atoms = Atoms(**request["structure"], info={"charge": 0, "spin": 0})
-        print("ANSWER " + json.dumps(evaluate(atoms, request["task"], request["precision"])), flush=True)
+    def prepare() -> tuple[Answer, Callable[[Answer], Answer]]:
+        import torch
+
+        torch.set_num_threads(int(threads))
+        engine = load(name, checkpoint, device, task)
+
+        def respond(request: Answer) -> Answer:
+            atoms = as_atoms(request["structure"])
+            begin = time.perf_counter()
+            output = engine.predict(engine.prepare(atoms))
+            seconds = time.perf_counter() - begin
+            return {"seconds": seconds, **engine.values(output)}
+
+        return {"version": engine.version}, respond
+
+    serve(prepare)
 
 
 if __name__ == "__main__":

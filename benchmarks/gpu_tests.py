@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_tests.py [--repeats 3] [--out FILE] [--commit abc1234]
 
-The log (benchmarks/results/<GPU>/gpu_tests.log unless given) names the commit and lists every test with its outcome. It is
-made again whenever a kernel changes. Outputs are NaN before a kernel writes them, so that what it leaves out shows.
+The log (benchmarks/results/<GPU>/gpu_tests.log unless given) names the commit and the digest of the kernels, and lists every
+test with its outcome. It is made again whenever a kernel changes; a test compares the digests. Outputs are NaN before a kernel writes them, so that what it leaves out shows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-from machine import commit, machine, results_folder
+from machine import commit, machine, require_gpu, results_folder
 
 ROOT = Path(__file__).parent.parent
 # Ahead-of-time compilation needs no GPU, and runs in CI.
@@ -40,8 +39,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the log")
     parser.add_argument("--commit", default=commit(), help="of this tree, where git cannot tell")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here; these tests need one")
+    require_gpu(parser)
     where = machine()
     log = arguments.out or results_folder(where["gpu"]) / "gpu_tests.log"
     log.parent.mkdir(parents=True, exist_ok=True)

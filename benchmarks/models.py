@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from sizes import CHANNELS, CUTOFF
 from torch import Tensor, nn
 
 from edgewise.model.config import parse_model_config
@@ -13,6 +18,8 @@ from edgewise.ops import REFERENCE
 from edgewise.weights import Checkpoint
 
 TASKS = ("oc20", "oc22", "oc25", "omol", "omat", "odac", "omc")
+
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 
 ENERGY_SCALE = 1.342
 """eV, the scale of published files (MODEL.md section 13.3)."""
@@ -27,25 +34,33 @@ def uma_s(seed: int = 0, *, n_experts: int = 64, mmax: int = 2) -> Checkpoint:
         mmax: Largest order on edges.
     """
     mapping = {name: name for name in TASKS}
-    config = {
+    config: dict[str, Any] = {
+        "_target_": "fairchem.core.models.base.HydraModel",
         "backbone": {
-            "model": "escnmd_moe_backbone",
+            "model": "fairchem.core.models.uma.escn_moe.eSCNMDMoeBackbone",
+            "moe_dropout": 0.05,
+            "moe_layer_type": "pytorch",
             "num_experts": n_experts,
             "use_composition_embedding": True,
+            "use_global_embedding": False,
+            "otf_graph": True,
+            "use_pbc": True,
+            "use_pbc_single": True,
+            "cs_emb_grad": True,
             "max_num_elements": 100,
-            "sphere_channels": 128,
+            "sphere_channels": CHANNELS,
             "lmax": 2,
             "mmax": mmax,
             "max_neighbors": 300,
-            "cutoff": 6.0,
-            "edge_channels": 128,
+            "cutoff": CUTOFF,
+            "edge_channels": CHANNELS,
             "distance_function": "gaussian",
             "num_distance_basis": 32,
             "regress_forces": True,
             "regress_stress": True,
             "direct_forces": False,
             "num_layers": 4,
-            "hidden_channels": 128,
+            "hidden_channels": CHANNELS,
             "norm_type": "rms_norm_sh",
             "act_type": "gate",
             "ff_type": "spectral",
@@ -65,18 +80,43 @@ def uma_s(seed: int = 0, *, n_experts: int = 64, mmax: int = 2) -> Checkpoint:
         "supports_single_atoms": True,
         "model_id": "UMA-S-1.2.1",
     }
-    tasks = [
-        {
-            "name": f"{name}_{quantity}",
-            "level": "atom" if quantity == "forces" else "system",
-            "property": quantity,
-            "normalizer": {"mean": 0.0, "rmsd": ENERGY_SCALE},
-            "datasets": [name],
-        }
-        for name in TASKS
-        for quantity in ("energy", "forces", "stress")
-    ]
+    tasks = [_task(name, quantity) for name in TASKS for quantity in ("energy", "forces", "stress")]
     return Checkpoint(model_config=config, tasks_config=tasks, weights=_random_weights(config, seed), name="uma-s-size")
+
+
+def tiny() -> Checkpoint:
+    """Return the tiny checkpoint of the tests, for trying a benchmark out."""
+    name = "uma-s-tiny"
+    return Checkpoint(
+        model_config=json.loads((GOLDEN / f"{name}.model_config.json").read_text()),
+        tasks_config=json.loads((GOLDEN / f"{name}.tasks_config.json").read_text()),
+        weights=load_file(GOLDEN / f"{name}.safetensors"),
+        name=name,
+    )
+
+
+def _task(name: str, quantity: str) -> dict[str, Any]:
+    """Return a task as published files have it; what they say of losses is read by fairchem alone."""
+    losses = {"energy": "PerAtomMAELoss", "forces": "L2NormLoss", "stress": "MAELoss"}
+    return {
+        "_target_": "fairchem.core.units.mlip_unit.mlip_unit.Task",
+        "name": f"{name}_{quantity}",
+        "level": "atom" if quantity == "forces" else "system",
+        "property": quantity,
+        "loss_fn": {
+            "_target_": "fairchem.core.modules.loss.DDPMTLoss",
+            "loss_fn": {"_target_": f"fairchem.core.modules.loss.{losses[quantity]}"},
+            "coefficient": 1,
+        },
+        "out_spec": {"dim": {"energy": [1], "forces": [3], "stress": [1, 9]}[quantity], "dtype": "float32"},
+        "normalizer": {
+            "_target_": "fairchem.core.modules.normalization.normalizer.Normalizer",
+            "mean": 0.0,
+            "rmsd": ENERGY_SCALE,
+        },
+        "datasets": [name],
+        "metrics": ["mae"],
+    }
 
 
 def _random_weights(config: dict[str, object], seed: int) -> dict[str, Tensor]:

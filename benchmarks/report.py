@@ -7,30 +7,41 @@ python benchmarks/report.py --check    say whether they are what the results giv
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import report_beside
+from records import Row
+from report_beside import Bar
+from report_tables import (
+    CPU,
+    GPU,
+    PUBLISHED,
+    change,
+    kernel_name,
+    latest,
+    mean,
+    mev_per_atom,
+    n_atoms,
+    need,
+    percent,
+    source,
+    table,
+)
+from sizes import CHANNELS, CUTOFF, REFERENCE_EDGES
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 PICTURE = PAGE.with_suffix(".svg")
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- measured: begin (by benchmarks/report.py) -->", "<!-- measured: end -->"
-GPU = HERE / "results" / "nvidia-h200"
-CPU = HERE / "results" / "cpu-xeon-2-cores"
 
-Row = dict[str, Any]
+BITWISE = "rotation_and_radial_gradients_bitwise"
 
-PUBLISHED = {
-    ("gather_rotate", "backward straight to atoms"): "2.361 → 0.935 ms, -693.1 MiB, 2.97e-7",
-    ("rotate_scatter", "forward, summed in the kernel"): "0.565 → 0.201 ms, 2.15e-7",
-    ("edge_message", "blocks kept"): "-346.5 MiB",
-    ("edge_geometry", "packed rotations made"): "-13.8 MiB a tensor",
-}
-"""What the original work reports for the same change on an H100."""
+OPERATIONS = 15
+"""Rows of the operations' table for each graph."""
 
 TITLES = {
     "blocks_kept": "m-blocks kept as they are",
@@ -42,70 +53,17 @@ TITLES = {
 }
 
 
-def read(path: Path) -> list[Row]:
-    """Return the rows of a file of results, or none where it has not been made."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [" | ".join(head), "|".join("---" for _ in head), *(" | ".join(map(str, row)) for row in rows)]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines) + "\n"
-
-
-def percent(new: float, old: float) -> str:
-    """Return the change from old to new."""
-    return f"{100 * (new / old - 1):+.1f} %"
-
-
-def source(row: Row) -> str:
-    """Return where a row was measured."""
-    versions = f"torch {row['torch']}" + (f", Triton {row['triton']}" if "triton" in row else "")
-    return f"{row['gpu']}, {versions}, commit {row['commit']}: `{row['command']}`"
-
-
-def kernel_name(name: str) -> str:
-    """Return a kernel's name short enough for a table."""
-    short = name.replace("void ", "").replace("at::native::", "").replace("(anonymous namespace)::", "")
-    return f"`{short.split('<')[0][:60]}`"
-
-
-def mean(rows: Iterable[Row], name: str) -> float:
-    """Return the mean of a column."""
-    return statistics.mean(row[name] for row in rows)
-
-
-def peer() -> str:
-    """Return the section beside fairchem."""
-    rows = read(GPU / "peer_step.jsonl")
-    text = "## Beside fairchem-core on the same GPU, in one run\n\n"
-    text += f"{rows[0]['case']}. Random weights; errors are against float64.\n\n"
-    text += table(
-        ("", *(row["engine"] for row in rows)),
-        [
-            (title, *(row[name] for row in rows))
-            for title, name in (
-                ("GPU busy, ms", "busy_ms"),
-                ("wall, best, ms", "wall_ms_min"),
-                ("wall, median, ms", "wall_ms_median"),
-                ("kernel launches", "launches"),
-                ("peak memory, GiB", "peak_alloc_GiB"),
-                ("first predictions with compilation, s", "first_predictions_s"),
-                ("energy error, meV/atom", "dE_meV_per_atom"),
-                ("forces error, relative L2", "forces_relL2"),
-                ("stress error, relative L2", "stress_relL2"),
-            )
-        ],
-    )
-    text += (
-        "\nEdgewise keeps all experts on the GPU, 1.09 GiB of its peak, so that another composition needs no file.\n"
-    )
-    return text + f"\n{source(rows[0])}\n"
+def step_rows() -> list[Row]:
+    """Return the four rows of whole steps."""
+    path = GPU / "six_steps.jsonl"
+    rows = latest(path, 4)
+    need(path, "variants", [row["variant"] for row in rows], ["base", "head", "head", "base"])
+    return rows
 
 
 def steps() -> str:
     """Return the section on whole steps."""
-    rows = read(GPU / "six_steps.jsonl")
+    rows = step_rows()
     base, head = ([row for row in rows if row["variant"] == name] for name in ("base", "head"))
     text = "## The six optimizations of `umas_fast_gpu` together\n\n"
     text += (
@@ -133,7 +91,7 @@ def steps() -> str:
             (
                 title,
                 *(row[name] for row in rows),
-                percent(mean(head, name), mean(base, name)) if mean(base, name) else "",
+                percent(change(mean(head, name), mean(base, name))) if mean(base, name) else "",
             )
             for title, name in measured
         ],
@@ -146,37 +104,60 @@ def steps() -> str:
             for a, b in zip(base[0]["kernels"], head[0]["kernels"], strict=True)
         ],
     )
-    speed = mean(base, "busy_ms") / mean(head, "busy_ms")
+    busy_base, busy_head = mean(base, "busy_ms"), mean(head, "busy_ms")
+    rate_base, rate_head = mean(base, "queries_per_second"), mean(head, "queries_per_second")
+    together = PUBLISHED["together"]
+    slow, fast = together["queries_per_second"]
     text += (
-        "\nWhat base spends beyond head is joining and splitting blocks (`CatArrayBatchedCopy`), sums after the kernels "
-        "(`index_add`) and the gate in pieces (`cat`, `mul`, `silu`); the products are the same. "
-        f"In the GPU's busy time head is {100 * (speed - 1):.1f} % faster than base; the original reports 31.2 % on an H100, "
-        "where the host is not the limit, and -11.0 % and -11.2 % of memory. Largest and relative L2 differences over the "
-        "five frames:\n\n"
+        f"\nOn average the GPU is busy for {busy_base:.2f} ms a step in base and for {busy_head:.2f} ms in head "
+        f"({percent(change(busy_head, busy_base))}; as steps in a second of busy time "
+        f"{percent(change(busy_base, busy_head))}). The same beside what the original work reports ({PUBLISHED['source']}):\n\n"
     )
+    text += table(
+        ("", "here", "published"),
+        [
+            (
+                "predictions a second",
+                f"{rate_base:.2f} → {rate_head:.2f}, {percent(change(rate_head, rate_base))}",
+                f"{slow} → {fast}, {percent(together['queries_percent'], 2)}",
+            ),
+            *(
+                (title, percent(change(mean(head, name), mean(base, name))), percent(together[published], 2))
+                for title, name, published in (
+                    ("peak memory", "peak_MiB", "peak_memory_percent"),
+                    ("steady peak memory", "steady_peak_MiB", "steady_memory_percent"),
+                )
+            ),
+        ],
+    )
+    text += "\nLargest and relative L2 differences over the five frames:\n\n"
     quantities = [f"{name}_{kind}" for name in ("energy", "forces", "stress") for kind in ("max", "relative")]
     head_row = ("", *(item.replace("_max", ", largest").replace("_relative", ", relative") for item in quantities))
     lines: list[Sequence[object]] = []
     for number, row in enumerate(rows):
         label = f"{row['variant']} {number + 1}"
-        lines.append((f"{label} against float64", *(row["error_against_float64"][item] for item in quantities)))
-        if "difference_from_first_base" in row:
-            lines.append((f"{label} against base 1", *(row["difference_from_first_base"][item] for item in quantities)))
+        for column, against in (("error_against_float64", "float64"), ("difference_from_first_base", "base 1")):
+            if column in row:
+                values = {**row[column], "energy_max": mev_per_atom(row, row[column]["energy_max"])}
+                lines.append((f"{label} against {against}", *(values[item] for item in quantities)))
     text += table(head_row, lines)
-    return text + f"\nEnergies in eV, forces in eV/Å, stresses in eV/Å³. {source(rows[0])}\n"
+    return text + f"\nLargest differences: energies in meV/atom, forces in eV/Å, stresses in eV/Å³. {source(rows[0])}\n"
 
 
 def each() -> str:
     """Return the section on one optimization at a time."""
     text = "### One switched off at a time\n\n"
-    rows = read(GPU / "six_each.jsonl")
+    path = GPU / "six_each.jsonl"
+    rows = latest(path)
     head = rows[0]
+    need(path, "the first row and the others", [head["variant"], len(rows) > 1], ["head", True])
+    need(path, "rows of one variant", len(rows) - len({row["variant"] for row in rows}), 0)
     lines = [
         (
             TITLES[row["variant"].removeprefix("without ")],
             head["busy_ms"],
             row["busy_ms"],
-            percent(head["busy_ms"], row["busy_ms"]),
+            percent(change(head["busy_ms"], row["busy_ms"])),
             f"{head['wall_min_ms']} / {row['wall_min_ms']}",
             f"{head['steady_peak_MiB'] - row['steady_peak_MiB']:+.0f}",
             row["error_against_float64"]["forces_relative"],
@@ -203,11 +184,19 @@ def each() -> str:
 
 def ops() -> str:
     """Return the section on operations."""
-    rows = read(GPU / "six_ops.jsonl")
+    path = GPU / "six_ops.jsonl"
+    rows = latest(path, 2 * OPERATIONS)
+    names = {
+        graph: [(row["op"], row["row"]) for row in rows if row["graph"] == graph] for graph in ("copper", "random")
+    }
+    need(path, "operations on the random graph", names["random"], names["copper"])
+    need(path, "different operations", len(set(names["copper"])), OPERATIONS)
+    published = {(item["op"], item["row"]): as_published(item) for item in PUBLISHED["operations"]}
     text = "## Operations, fused against what they replace\n\n"
     text += (
-        "78,848 edges, 128 channels, float32; medians with caches flushed. Copper is a rattled crystal of 1000 atoms, random "
-        "a graph of as many edges between atoms at random.\n\n"
+        f"{rows[0].get('edges', REFERENCE_EDGES):,} edges, {rows[0].get('channels', CHANNELS)} channels, float32; medians with "
+        "caches flushed. Copper is a rattled crystal of 1000 atoms whose cutoff is tuned to this number of edges, random a "
+        f"graph of as many edges between atoms at random. Published: {PUBLISHED['source']}.\n\n"
     )
     lines: list[Sequence[object]] = []
     for row in rows:
@@ -222,24 +211,40 @@ def ops() -> str:
                 f"{row['ms_replaced']} → {row['ms']}",
                 memory,
                 "bitwise" if row["bitwise"] else f"{row['relative_difference']:.2e}",
-                PUBLISHED.get((row["op"], row["row"]), "") if row["graph"] == "copper" else "",
+                published.get((row["op"], row["row"]), "") if row["graph"] == "copper" else "",
             )
         )
-    text += table(("operation", "what", "graph", "ms", "MiB", "difference", "published (H100)"), lines)
+    text += table(("operation", "what", "graph", "ms", "MiB", "difference", "published"), lines)
     follow = [row for row in rows if row["graph"] == "copper" and row["row"].endswith("programs follow edges")]
     fixed, following = sum(row["ms_replaced"] for row in follow), sum(row["ms"] for row in follow)
+    before, after = PUBLISHED["programs_follow_edges"]["ms"]
+    bitwise = [row[BITWISE] for row in rows if BITWISE in row]
     text += (
-        f"\nA launch grid that follows the edges does not show here: all kernels together take {fixed:.3f} ms with 16,384 "
-        f"programs and {following:.3f} ms with one for each edge (published: 2.820 → 2.711 ms). On this GPU fewer programs "
-        "that each take several edges pay the start of a program less often, except in the gate, where the rows are widest. "
-        "Gradients of rotations and radial factors are bitwise those of the path that keeps everything.\n"
+        f"\nOn the copper graph all kernels together take {fixed:.3f} ms with a fixed number of programs and {following:.3f} ms "
+        f"with one for each edge, {percent(change(following, fixed))} (published: {before} → {after} ms, "
+        f"{percent(change(after, before))}). Gradients of rotations and radial factors "
+        f"{'are' if bitwise and all(bitwise) else 'are not everywhere'} bitwise those of the path that keeps everything.\n"
     )
     return text + f"\n{source(rows[0])}\n"
 
 
+def as_published(item: dict[str, Any]) -> str:
+    """Return what the original work reports for an operation, in words."""
+    parts: list[str] = []
+    if "ms" in item:
+        parts.append("{} → {} ms".format(*item["ms"]))
+    if "MiB" in item:
+        parts.append(f"{item['MiB']} MiB")
+    if "MiB_a_tensor" in item:
+        parts.append(f"{item['MiB_a_tensor']} MiB a tensor")
+    if "difference" in item:
+        parts.append(f"{item['difference']:.2e}")
+    return ", ".join(parts)
+
+
 def cpu() -> str:
     """Return the section on CPUs."""
-    rows = read(CPU / "cpu_step.jsonl")
+    rows = latest(CPU / "cpu_step.jsonl", 2)
     text = f"## On a CPU\n\n{rows[0]['case']}, {rows[0]['machine']}, {rows[0]['threads']} threads, both in one run.\n\n"
     lines = []
     for row in rows:
@@ -268,23 +273,8 @@ def cpu() -> str:
 
 def readme() -> str:
     """Return the section of README.md between its two marks."""
-    rows = read(GPU / "peer_step.jsonl")
-    text = f"One energy, forces and stress step on an {rows[0]['gpu']}: {rows[0]['case']}, random weights, both engines in one "
-    text += "run. Errors are against float64.\n\n"
-    columns = ("wall_ms_min", "wall_ms_median", "busy_ms", "dE_meV_per_atom", "forces_relL2", "stress_relL2")
-    text += table(
-        (
-            "engine",
-            "best, ms",
-            "median, ms",
-            "GPU busy, ms",
-            "energy, meV/atom",
-            "forces (relative L2)",
-            "stress (relative L2)",
-        ),
-        [(row["engine"], *(row[name] for name in columns)) for row in rows],
-    )
-    rows = read(CPU / "cpu_step.jsonl")
+    text = report_beside.readme()
+    rows = latest(CPU / "cpu_step.jsonl", 2)
     text += f"\nOn a CPU ({rows[0]['machine']}): {rows[0]['case']}, UMA-S size, mode `general`.\n\n"
     text += table(
         ("engine", "best, s", "median, s", "energy, meV/atom", "forces (relative L2)", "stress (relative L2)"),
@@ -301,13 +291,28 @@ def readme_with_section() -> str:
 
 def page() -> str:
     """Return the whole page."""
+    six = step_rows()
+    six_errors = [mev_per_atom(row, row["error_against_float64"]["energy_max"]) for row in six]
+    peer_errors = report_beside.energy_errors()
     head = (
         "# Benchmarks\n\n"
         "Every figure is read from `benchmarks/results` by `benchmarks/report.py`, and stands beside its error. How to "
-        "measure again: `python benchmarks/run.py six` on a machine with a GPU.\n\n"
+        "measure again: `python benchmarks/run.py six` and `python benchmarks/run.py fused` on a machine with a GPU.\n\n"
+        "Sections are not to be compared with one another: they have different seeds of random weights and different frames. "
+        "The size of an energy error follows from the weights as much as from the precision: beside fairchem-core it is "
+        f"{between(peer_errors)} meV/atom, for the six optimizations {between(six_errors)} meV/atom "
+        f"({between([error * n_atoms(six[0]) / 1000 for error in six_errors])} eV for {n_atoms(six[0])} atoms). Whole steps see "
+        f"all edges within {CUTOFF:g} Å, {report_beside.edges()} in the section beside fairchem-core; operations are timed on "
+        f"{REFERENCE_EDGES:,}, by a cutoff tuned to this number.\n\n"
         f"![GPU busy time and best wall time of a step]({PICTURE.name})\n"
     )
-    return f"{head}\n{peer()}\n{steps()}\n{each()}\n{ops()}\n{cpu()}"
+    return f"{head}\n{report_beside.section()}\n{steps()}\n{each()}\n{ops()}\n{cpu()}"
+
+
+def between(values: Sequence[float]) -> str:
+    """Return the range of values, in words."""
+    low, high = (f"{value:.3g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def draw() -> None:
@@ -318,14 +323,12 @@ def draw() -> None:
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "edgewise"
-    bars = [
-        (f"{row['engine']}, umas_fast_gpu", row["busy_ms"], row["wall_ms_min"]) for row in read(GPU / "peer_step.jsonl")
-    ]
-    rows = read(GPU / "six_steps.jsonl")
+    bars = report_beside.bars()
+    rows = step_rows()
     for name, label in (("base", "Edgewise, none of the six"), ("head", "Edgewise, all six")):
         chosen = [row for row in rows if row["variant"] == name]
-        bars.append((label, mean(chosen, "busy_ms"), min(row["wall_min_ms"] for row in chosen)))
-    figure, axes = plt.subplots(figsize=(8, 2.6), layout="constrained")
+        bars.append(Bar(label, mean(chosen, "busy_ms"), min(row["wall_min_ms"] for row in chosen)))
+    figure, axes = plt.subplots(figsize=(8, 1 + 0.4 * len(bars)), layout="constrained")
     for number, (label, busy, wall) in enumerate(bars):
         axes.barh(number, wall, color="#c5cae9", label="best wall time" if number == 0 else None)
         axes.barh(number, busy, color="#3949ab", label="GPU busy" if number == 0 else None)
@@ -333,8 +336,8 @@ def draw() -> None:
         axes.text(0.3, number, label, va="center", color="white")
     axes.set_yticks([])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.4 * max(bar[2] for bar in bars))
-    axes.set_xlabel("ms a step: 1000 Cu atoms, UMA-S size, energy + forces + stress, TF32, H200")
+    axes.set_xlim(0, 1.4 * max(bar.wall_ms for bar in bars))
+    axes.set_xlabel(f"ms a step, {rows[0]['gpu']}; Edgewise with and without the six: {rows[0]['case']}")
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(PICTURE, metadata={"Date": None})
 

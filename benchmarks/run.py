@@ -2,10 +2,11 @@
 
     python benchmarks/run.py six                 every stage
     python benchmarks/run.py six ops steps       some stages
+    python benchmarks/run.py fused atoms_1000    our modes beside fairchem-core (see beside_fairchem.py)
     python benchmarks/run.py six --list          what stages there are
 
-Every stage checks before it times, and appends rows to a file of its own under --out (benchmarks/results/<GPU> unless
-given); a stage whose file holds rows of this commit is left out, so that an interrupted run can be resumed.
+Every stage checks before it times. Its rows are added to a file under --out (benchmarks/results/<GPU> unless given) when it
+has ended; a stage whose rows of this commit are there is left out, so that an interrupted run can be taken up again.
 """
 
 from __future__ import annotations
@@ -13,55 +14,72 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import six
-import torch
-from machine import commit, machine, results_folder
+import beside_fairchem
+import optimizations
+from machine import commit, machine, require_gpu, results_folder
+from records import Row, is_finished, write_stage
 
-STAGES: dict[str, dict[str, Callable[[Path], Iterable[dict[str, Any]]]]] = {"six": six.STAGES}
+Stages = Mapping[str, Callable[[Path], Iterable[Row]]]
+
+SETS: dict[str, tuple[Stages, str]] = {
+    "six": (optimizations.STAGES, "six_{stage}.jsonl"),
+    "fused": (beside_fairchem.STAGES, beside_fairchem.FILE),
+}
+"""Stages, and the file that each writes to."""
 
 
 def main() -> None:
     """Run stages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=sorted(STAGES))
+    parser.add_argument("set", choices=sorted(SETS))
     parser.add_argument("stages", nargs="*", help="all of them unless given")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--commit", default=commit(), help="of this tree, where git cannot tell")
     parser.add_argument("--list", action="store_true", help="name the stages and stop")
-    parser.add_argument("--again", action="store_true", help="run stages whose results are there")
+    parser.add_argument("--again", action="store_true", help="run stages whose results are there, and replace these")
     arguments = parser.parse_args()
-    stages = STAGES[arguments.set]
+    stages, file_name = SETS[arguments.set]
     if arguments.list:
         print("\n".join(f"{name}: {(stage.__doc__ or '').splitlines()[0]}" for name, stage in stages.items()))
         return
     unknown = sorted(set(arguments.stages) - set(stages))
     if unknown:
         parser.error(f"unknown stages {', '.join(unknown)}; allowed are {', '.join(stages)}")
-    if not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here; these benchmarks need one")
+    require_gpu(parser)
     where = machine()
     out = arguments.out or results_folder(where["gpu"])
-    out.mkdir(parents=True, exist_ok=True)
     for name in arguments.stages or stages:
-        file = out / f"{arguments.set}_{name}.jsonl"
-        if not arguments.again and file.is_file() and f'"commit": "{arguments.commit}"' in file.read_text():
+        file = out / file_name.format(stage=name)
+        if not arguments.again and is_finished(file, name, arguments.commit):
             print(f"{name}: results of this commit are in {file}", flush=True)
             continue
         begin = time.monotonic()
-        with file.open("a", encoding="utf-8") as target:
-            for row in stages[name](out):
-                date = datetime.now(UTC).isoformat(timespec="seconds")
-                command = f"python benchmarks/run.py {arguments.set} {name}"
-                whole = {**row, **where, "commit": arguments.commit, "date": date, "command": command}
-                print(json.dumps(row), flush=True)
-                target.write(json.dumps(whole) + "\n")
-                target.flush()
+        shared = {
+            **where,
+            "stage": name,
+            "commit": arguments.commit,
+            "command": f"python benchmarks/run.py {arguments.set} {name}",
+        }
+        write_stage(file, _described(stages[name](out), shared), partial(_replaces, name, arguments.commit))
         print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def _described(rows: Iterable[Row], shared: Row) -> Iterator[Row]:
+    """Print rows and add what the stage has in common."""
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False), flush=True)
+        yield {**row, **shared, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _replaces(stage: str, at: str, old: Row, new: list[Row]) -> bool:
+    """Tell whether a row is of this stage and commit."""
+    del new
+    return old["commit"] == at and old.get("stage", stage) == stage
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.digest import kernels_digest
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(python|py|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -64,3 +65,27 @@ def test_measured_figures_are_those_of_the_results() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "report.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_log_of_the_gpu_is_of_these_kernels() -> None:
+    log = ROOT / "benchmarks" / "results" / "nvidia-h200" / "gpu_tests.log"
+    first = log.read_text(encoding="utf-8").splitlines()[0]
+    found = re.search(r"'kernels': '([0-9a-f]+)'", first)
+    logged = found[1] if found else "none"
+    assert logged == kernels_digest(), f"run python benchmarks/gpu_tests.py on a GPU again; its log begins: {first}"
+
+
+def test_the_digest_of_kernels_sees_code_and_nothing_else(tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel.py"
+    digests = []
+    for text in (
+        "import triton\n\ndef f(x):\n    return x + 1\n",
+        '"""A kernel."""\nimport triton\n\ndef f(x):\n    """Add."""\n    # one\n    return (x + 1)\n',
+        "import triton\n\ndef f(x):\n    return x + 2\n",
+    ):
+        kernel.write_text(text)
+        digests.append(kernels_digest(tmp_path))
+    (tmp_path / "other.py").write_text("import torch\n")
+    assert digests[0] == digests[1]
+    assert digests[1] != digests[2]
+    assert kernels_digest(tmp_path) == digests[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -39,6 +40,77 @@ TTF32 = Tolerance(2e-4, True, 2e-2, 5e-2, 2e-2, 1e-3)
 
 HESSIAN_GOLDEN = 1e-8
 """Relative to the largest entry."""
+
+HESSIAN32 = 1e-4
+"""Relative to the largest entry: that of the forces in `T32`, since one more derivative of float32 is as good."""
+
+# Operations in float64, relative to the largest entry of each tensor, at least 1.
+
+KERNEL64 = 1e-13
+"""A kernel and the reference: the same products, some dozens of them added in another order."""
+
+REORDERED64 = 1e-14
+"""Two ways to add the same few values."""
+
+MESSAGE64 = 1e-12
+"""A whole message of kernels and the reference's: sums over all inputs of the SO(2) maps on top of `KERNEL64`."""
+
+EDGE_DEGREE_RADIAL64 = 2e-15
+"""Sums of the edge-degree embedding and gradients of its radial factors: one product and a few sums, so some units in the
+last place."""
+
+EDGE_DEGREE_ROTATION64 = 1e-14
+"""Gradients of the edge-degree embedding's rotations, which add over the channels too."""
+
+
+class EntryTolerance(TypedDict):
+    """Bounds on each entry, as `torch.testing.assert_close` takes them."""
+
+    rtol: float
+    atol: float
+
+
+def _entries(rtol: float, atol: float | None = None) -> EntryTolerance:
+    return {"rtol": rtol, "atol": rtol if atol is None else atol}
+
+
+# Operations, entry by entry.
+
+BLOCKS_KEPT = _entries(1e-6, 1e-7)
+"""Kept and joined m-blocks in float32: the same numbers through the same kernels, products may be blocked differently."""
+
+OPTIMIZATION32 = _entries(1e-5, 1e-6)
+"""A message with an optimization and without it in float32: sums in another order."""
+
+GATE = _entries(1e-5, 1e-6)
+"""The gate's kernel in float32, values and first derivatives: the GPU's own exponential is good to some units in 1e7."""
+
+GATE_SECOND = _entries(2e-5, 2e-6)
+"""Its second derivatives: sums of about twice as many terms as the first ones."""
+
+GATE_HIGHER64 = _entries(1e-12)
+"""Third derivatives of the gate: float64, in which it is the reference to the last places."""
+
+GATE_HIGHER = _entries(1e-4, 1e-5)
+"""Third derivatives of the gate's kernel in float32, of cancelling sums with still more terms."""
+
+GATE_16BIT = _entries(2e-2)
+"""The gate in bfloat16, which has 8 bits."""
+
+WRITTEN_OUT = _entries(1e-12)
+"""Values and steps on nodes that are written out, and the reference or autograd: float64, sums in another order."""
+
+WRITTEN_OUT_FIRST = _entries(1e-11)
+"""First derivatives of the written-out message and feed-forward layer: sums over its inputs on top of `WRITTEN_OUT`."""
+
+WRITTEN_OUT_SECOND = _entries(1e-10)
+"""Their second derivatives, and adjoints through the geometry: sums of sums, of entries that are hundreds."""
+
+ROUNDED64 = _entries(1e-13, 1e-15)
+"""One formula for a value in float64, without sums."""
+
+CENTRAL_DIFFERENCE64 = _entries(1e-7)
+"""Central differences with steps of 1e-5 in float64: rounding is 1e-11 of the values, the third order less."""
 
 
 def assert_close(

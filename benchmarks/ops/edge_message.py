@@ -12,18 +12,23 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
+from sizes import CHANNELS
 from torch import Tensor
 
 from edgewise import so3
 from edgewise.ops import REFERENCE, WRITTEN_OUT, EdgeSegment, MessageShape, MessageWeights, SO2Weights, Workspace
 
-SHAPE = MessageShape(lmax=2, mmax=2, channels=128, hidden=128)
-EDGE_CHANNELS = 128
+SHAPE = MessageShape(lmax=2, mmax=2, channels=CHANNELS, hidden=CHANNELS)
+EDGE_CHANNELS = CHANNELS
 NEIGHBOURS = 78
 ROUNDS = 7
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 import torch
+from machine import require_gpu
+from sizes import CHANNELS
 from structures import random_graph, reference_graph
 from torch import Tensor
 
-from edgewise.so3 import edge_rotations, packed_edge_rotations
+from edgewise.so3 import block_sizes, edge_rotations, packed_edge_rotations
 
-CHANNELS = 128
-BLOCK_SIZES = (3, 4, 2)
+LMAX = 2
+"""Also the largest order: lmax = mmax."""
+
+N_ATOMS = 1000
+N_COEFFICIENTS = (LMAX + 1) ** 2
+BLOCK_SIZES = tuple(size * (1 if m == 0 else 2) for m, size in enumerate(block_sizes(LMAX, LMAX)))
+"""Coefficients of each m-block: those of +m and of -m."""
+
+N_RADIAL = 2 * CHANNELS * sum(block_sizes(LMAX, LMAX))
+"""Radial factors of an edge: +m and -m share one."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class EdgeProblem:
     radial: Tensor
     dense: Tensor
     packed: Tensor
-    n_atoms: int = 1000
+    n_atoms: int = N_ATOMS
 
     def blocks(self, channels: int = CHANNELS, extra: int = 0, seed: int = 1) -> list[Tensor]:
         """Return random m-blocks with `extra` more coefficients in front of block 0."""
@@ -34,10 +45,17 @@ class EdgeProblem:
 
     def to(self, dtype: torch.dtype) -> EdgeProblem:
         """Return the same inputs in another type."""
-        return EdgeProblem(
-            self.edge_index,
-            *(item.to(dtype) for item in (self.nodes, self.radial, self.dense, self.packed)),
-        )
+        nodes, radial, dense, packed = (item.to(dtype) for item in (self.nodes, self.radial, self.dense, self.packed))
+        return EdgeProblem(self.edge_index, nodes, radial, dense, packed, self.n_atoms)
+
+
+def chosen_graph(description: str | None) -> str:
+    """Return the graph that the command line names, after making sure of a GPU; for the benchmarks of operations."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graph", nargs="?", choices=("copper", "random"), default="copper")
+    chosen = parser.parse_args().graph
+    require_gpu(parser)
+    return chosen
 
 
 def make(graph: str = "copper") -> EdgeProblem:
@@ -46,7 +64,7 @@ def make(graph: str = "copper") -> EdgeProblem:
     edge_index, vectors = reference_graph(device) if graph == "copper" else random_graph(device)
     directions = torch.nn.functional.normalize(vectors, dim=1)
     generator = torch.Generator("cuda").manual_seed(0)
-    nodes = torch.randn(1000, 9, CHANNELS, generator=generator, device=device)
-    radial = torch.randn(edge_index.shape[1], 2 * CHANNELS * 6, generator=generator, device=device)
-    dense = edge_rotations(directions, 2, 2).float()
-    return EdgeProblem(edge_index, nodes, radial, dense, packed_edge_rotations(directions, 2, 2).float())
+    nodes = torch.randn(N_ATOMS, N_COEFFICIENTS, CHANNELS, generator=generator, device=device)
+    radial = torch.randn(edge_index.shape[1], N_RADIAL, generator=generator, device=device)
+    dense = edge_rotations(directions, LMAX, LMAX).float()
+    return EdgeProblem(edge_index, nodes, radial, dense, packed_edge_rotations(directions, LMAX, LMAX).float())

@@ -7,13 +7,21 @@ from typing import Any
 
 import torch
 import triton
+from checks import CheckFailedError, require
 from torch import Tensor
 
 Timed = Callable[[], Sequence[Tensor]]
 
+FLOAT32_BOUND = 2e-6
+"""Largest relative L2 difference of operations in float32: some ten roundings."""
+
 
 def relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the relative L2 difference of lists of tensors, the larger over the pairs; NaN anywhere gives NaN."""
+    for x, y in zip(a, b, strict=True):
+        if x.shape != y.shape:
+            message = f"shapes {tuple(x.shape)} and {tuple(y.shape)} differ; nothing was timed"
+            raise CheckFailedError(message)
     values = [
         float((x.double() - y.double()).norm() / y.double().norm().clamp_min(1e-30)) for x, y in zip(a, b, strict=True)
     ]
@@ -36,14 +44,20 @@ def peak_mebibytes(function: Timed) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def compare(name: str, ours: Timed, replaced: Timed, exact: Sequence[Tensor] | None = None) -> dict[str, Any]:
+def compare(
+    name: str, ours: Timed, replaced: Timed, *, bound: float, exact: Sequence[Tensor] | None = None
+) -> dict[str, Any]:
     """Return one row: time, memory, difference and equality of two ways to compute the same.
 
     Args:
         name: Of the row.
         ours: The way that is in use.
         replaced: The way that it takes the place of.
+        bound: Largest relative L2 difference between both, and from `exact`; 0 asks for the same bits.
         exact: The same in float64, for the error of each.
+
+    Raises:
+        CheckFailedError: A difference is larger or NaN, or shapes differ; nothing is timed then.
     """
     a, b = ours(), replaced()
     row: dict[str, Any] = {
@@ -51,8 +65,12 @@ def compare(name: str, ours: Timed, replaced: Timed, exact: Sequence[Tensor] | N
         "relative_difference": relative(a, b),
         "bitwise": all(torch.equal(x, y) for x, y in zip(a, b, strict=True)),
     }
+    require(f"{name}: the difference from what is replaced", row["relative_difference"], bound)
     if exact is not None:
         row["error"], row["error_replaced"] = relative(a, exact), relative(b, exact)
+        for key in ("error", "error_replaced"):
+            require(f"{name}: {key}", row[key], bound)
+    del a, b
     row |= {
         "ms": round(milliseconds(ours), 4),
         "ms_replaced": round(milliseconds(replaced), 4),

@@ -30,17 +30,28 @@ def kernels() -> list[tuple[str, Any, dict[str, int | bool]]]:
     found: list[tuple[str, Any, dict[str, int | bool]]] = []
     for mmax in (2, 1):
         tile = {"CHANNELS": CHANNELS, "BLOCK": CHANNELS, "MMAX": mmax}
-        found.append(("gather_rotate", gather_rotate._forward, tile))
-        found += [("gather_rotate backward", gather_rotate._backward, {**tile, "TO_ATOMS": on}) for on in (True, False)]
+        found.append(("gather_rotate", gather_rotate._gather_rotate_forward, tile))
+        found += [
+            ("gather_rotate backward", gather_rotate._gather_rotate_backward, {**tile, "TO_ATOMS": on})
+            for on in (True, False)
+        ]
         for orders in (mmax, 0):
             for on in (True, False):
                 found += [
-                    ("rotate_scatter", rotate_scatter._forward, {**tile, "ORDERS": orders, "ACCUMULATE": on}),
-                    ("rotate_scatter backward", rotate_scatter._backward, {**tile, "ORDERS": orders, "GATHER": on}),
+                    (
+                        "rotate_scatter",
+                        rotate_scatter._rotate_scatter_forward,
+                        {**tile, "ORDERS": orders, "ACCUMULATE": on},
+                    ),
+                    (
+                        "rotate_scatter backward",
+                        rotate_scatter._rotate_scatter_backward,
+                        {**tile, "ORDERS": orders, "GATHER": on},
+                    ),
                 ]
         found += [
-            ("gate", gate._forward, {"HIDDEN": CHANNELS, "MMAX": mmax}),
-            ("gate backward", gate._backward, {"HIDDEN": CHANNELS, "MMAX": mmax}),
+            ("gate", gate._gate_forward, {"HIDDEN": CHANNELS, "MMAX": mmax}),
+            ("gate backward", gate._gate_backward, {"HIDDEN": CHANNELS, "MMAX": mmax}),
         ]
     return found
 
@@ -76,13 +87,19 @@ def resources(compiled: Any, capability: int) -> dict[str, int]:
     return {"registers": int(registers[1]), "spilled_bytes": int(spills[1]) + int(spills[2])}
 
 
+def edge_bits(compiled: Any) -> int:
+    """Return the width of the numbers that a kernel counts its edges in, and with them where their rows begin."""
+    (bits,) = re.findall(r"scf\.for .* : i(\d+) {", compiled.asm["ttir"])
+    return int(bits)
+
+
 def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
         for name, function, constants in kernels():
             compiled = compile_for(function, constants, capability)
-            row = {"kernel": name, **constants, "capability": capability, **resources(compiled, capability)}
-            print(json.dumps(row), flush=True)
+            row = {"kernel": name, **constants, "capability": capability, "edge_bits": edge_bits(compiled)}
+            print(json.dumps({**row, **resources(compiled, capability)}), flush=True)
 
 
 if __name__ == "__main__":

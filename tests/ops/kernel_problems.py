@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -89,6 +90,46 @@ def assert_close(found: list[Tensor], expected: list[Tensor], bound: float) -> N
             assert (a - b).abs().max().item() <= bound * max(1.0, b.abs().max().item())
 
 
+def _columns_apart(tensor: Tensor) -> Tensor:
+    wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), _FILLER[tensor.is_floating_point()])
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+def _rows_apart(tensor: Tensor) -> Tensor:
+    wide = tensor.new_full((*tensor.shape[:-1], tensor.shape[-1] + 3), _FILLER[tensor.is_floating_point()])
+    wide[..., 1:-2] = tensor
+    return wide[..., 1:-2]
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+_FILLER = {True: torch.nan, False: 0}
+"""Between the values of a tensor that is not contiguous: shows where it is read, and is the index of an atom."""
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "columns apart": _columns_apart,
+    "rows apart": _rows_apart,
+    "transposed": _transposed,
+}
+"""Ways for the same values to stand in memory that is not contiguous."""
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """Return a leaf with the values of a tensor in another layout."""
+    made = LAYOUTS[layout](tensor.detach())
+    assert torch.equal(made, tensor)
+    assert not made.is_contiguous()
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def gradients_for(outputs: list[Tensor], inputs: list[Tensor], factors: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of the inputs for given ones of the outputs."""
+    return list(torch.autograd.grad(outputs, inputs, factors))
+
+
 @contextmanager
 def poisoned_memory(monkeypatch: Any) -> Iterator[None]:
     """Fill every tensor that an op makes without values with NaN, so that what it fails to write shows."""
@@ -100,6 +141,67 @@ def poisoned_memory(monkeypatch: Any) -> Iterator[None]:
         for module in (gate, gather_rotate, rotate_scatter):
             patch.setattr(module, "empty", poisoned)
         yield
+
+
+@dataclass
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        module: Name of the module that the kernel is in.
+        grid: Programs along each axis.
+        constants: Keyword arguments: what the kernel is compiled for.
+    """
+
+    module: str
+    grid: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+@dataclass
+class Record:
+    """What the operations do.
+
+    Attributes:
+        launches: Kernels.
+        allocations: Module and shape of each tensor that an operation makes without values.
+    """
+
+    launches: list[Launch] = field(default_factory=list)
+    allocations: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+
+class _Recorded:
+    """A kernel that notes its launches before it makes them."""
+
+    def __init__(self, kernel: Any, module: str, record: Record) -> None:
+        self.kernel, self.module, self.record = kernel, module, record
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self.record.launches.append(Launch(self.module, tuple(grid), constants))
+            self.kernel[grid](*arguments, **constants)
+
+        return launch
+
+
+def recorded(monkeypatch: Any) -> Record:
+    """Return a record that grows with what the kernels' modules do, until the monkeypatch is undone."""
+    record = Record()
+
+    def watch(module: Any, name: str) -> None:
+        wrap, make = module.wrap_triton, module.empty
+
+        def empty(like: Tensor, *shape: int) -> Tensor:
+            record.allocations.append((name, shape))
+            return make(like, *shape)
+
+        monkeypatch.setattr(module, "wrap_triton", lambda kernel: _Recorded(wrap(kernel), name, record))
+        monkeypatch.setattr(module, "empty", empty)
+
+    for module in (gate, gather_rotate, rotate_scatter):
+        watch(module, module.__name__.rpartition(".")[2])
+    return record
 
 
 def count_compilations(function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> int:
@@ -123,3 +225,8 @@ def deterministic_algorithms() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def same_order() -> AbstractContextManager[None]:
+    """Make sums repeat to the bit: the interpreter's do, those of a GPU's atomic additions only when they are told to."""
+    return deterministic_algorithms() if DEVICE == "cuda" else nullcontext()

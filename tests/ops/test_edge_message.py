@@ -12,6 +12,7 @@ from edgewise import so3
 from edgewise.ops import edge_message, reference
 from edgewise.ops.reference import EdgeSegment, MessageShape, MessageWeights, SO2Weights
 from edgewise.ops.workspace import Workspace
+from tests import tolerances
 
 SHAPES = [
     MessageShape(2, 2, 8, 8),
@@ -85,16 +86,16 @@ def test_values_and_first_derivatives(shape: MessageShape, n_edges: int) -> None
         leaves = problem.leaves()
         results.append(problem.run(op, leaves))
         gradients.append(torch.autograd.grad(results[-1], leaves, problem.cotangent))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(results[1], results[0], **tolerances.WRITTEN_OUT)
     for given, expected in zip(gradients[1], gradients[0], strict=True):
-        torch.testing.assert_close(given, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(given, expected, **tolerances.WRITTEN_OUT_FIRST)
 
 
 @pytest.mark.parametrize("n_edges", [edge_message.EDGES_AT_ONCE, edge_message.EDGES_AT_ONCE + 1])
 def test_one_run_and_one_edge_more(n_edges: int) -> None:
     problem = Problem(MessageShape(1, 1, 2, 2), n_edges)
     results = [problem.run(op, problem.inputs) for op in (reference.edge_message, edge_message.edge_message)]
-    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(results[1], results[0], **tolerances.WRITTEN_OUT)
 
 
 @pytest.mark.parametrize("n_mixtures", [2, 3])
@@ -105,7 +106,7 @@ def test_each_run_of_edges_takes_its_own_weights(n_mixtures: int) -> None:
         leaves = problem.leaves()
         gradients.append(torch.autograd.grad(problem.run(op, leaves), leaves, problem.cotangent))
     for given, expected in zip(gradients[1], gradients[0], strict=True):
-        torch.testing.assert_close(given, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(given, expected, **tolerances.WRITTEN_OUT_FIRST)
 
 
 def test_nothing_uninitialised_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_second_derivatives_go_through_the_reference(shape: MessageShape) -> Non
         scalar = sum(item.square().sum() for item in first)
         outputs.append(torch.autograd.grad(scalar, leaves))
     for given, expected in zip(outputs[1], outputs[0], strict=True):
-        torch.testing.assert_close(given, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(given, expected, **tolerances.WRITTEN_OUT_SECOND)
 
 
 def test_second_derivatives_of_two_messages_in_a_row() -> None:
@@ -150,7 +151,7 @@ def test_second_derivatives_of_two_messages_in_a_row() -> None:
         (first,) = torch.autograd.grad(nodes.square().sum(), rotations, create_graph=True)
         outputs.append(torch.autograd.grad(first.square().sum(), [rotations, hidden]))
     for given, expected in zip(outputs[1], outputs[0], strict=True):
-        torch.testing.assert_close(given, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(given, expected, **tolerances.WRITTEN_OUT_SECOND)
 
 
 def test_reference_derivatives_equal_finite_differences() -> None:

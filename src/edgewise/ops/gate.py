@@ -123,11 +123,15 @@ def gate(blocks: Sequence[Tensor], lmax: int, channels: int, *, max_programs: in
     Raises:
         ValueError: Blocks that do not fit together.
     """
-    if lmax != LMAX or len(blocks) < 2 or not has_kernel(blocks, channels):
+    if lmax != LMAX or len(blocks) < 2:
         return reference.gate(blocks, lmax, channels)
-    n_edges = blocks[0].shape[0]
+    if len(blocks) > LMAX + 1:
+        message = f"{len(blocks)} blocks are given; allowed are 2 to {LMAX + 1}, for m = 0..{LMAX}"
+        raise ValueError(message)
     for m, (block, coefficients) in enumerate(zip(blocks, (5, 4, 2), strict=False)):
-        check_tensor(f"block {m}", block, (n_edges, coefficients * channels), torch.float32)
+        check_tensor(f"block {m}", block, (blocks[0].shape[0], coefficients * channels), blocks[0].dtype)
+    if not has_kernel(blocks, channels):
+        return reference.gate(blocks, lmax, channels)
     absent = [empty(blocks[0], blocks[0].shape[0], 0)] * (3 - len(blocks))
     return list(_gate(*blocks, *absent, max_programs)[: len(blocks)])
 

@@ -12,6 +12,7 @@ from edgewise.ops import EdgeSegment, MessageShape, SO2Weights
 from edgewise.ops import reference as plain
 from edgewise.ops.reference import edge_steps
 from edgewise.so3 import edge_frames, generators, rotation_rows
+from tests import tolerances
 
 CUTOFF = 2.5
 SHAPES = [(2, 2), (2, 1), (3, 1), (4, 2), (1, 0)]
@@ -65,7 +66,7 @@ def problem(lmax: int, mmax: int, n_edges: int) -> Problem:
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, expected, **tolerances.WRITTEN_OUT_SECOND)
 
 
 @pytest.mark.parametrize(("lmax", "mmax"), SHAPES)
@@ -190,7 +191,9 @@ def test_generators_turn_features(lmax: int) -> None:
         spin[b, a], spin[a, b] = step, -step
         plus = rotation_rows(torch.linalg.matrix_exp(spin) @ frames, lmax, lmax)
         minus = rotation_rows(torch.linalg.matrix_exp(-spin) @ frames, lmax, lmax)
-        torch.testing.assert_close((plus - minus) / (2 * step), generator @ rotations, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(
+            (plus - minus) / (2 * step), generator @ rotations, **tolerances.CENTRAL_DIFFERENCE64
+        )
 
 
 def test_edges_of_each_atom() -> None:

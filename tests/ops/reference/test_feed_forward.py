@@ -17,6 +17,7 @@ from edgewise.ops.reference.feed_forward import (
     silu_slope,
 )
 from edgewise.so3 import degree_index, grid_matrices
+from tests import tolerances
 
 LMAX, CHANNELS, HIDDEN = 2, 5, 6
 
@@ -52,7 +53,9 @@ def test_the_adjoint_is_that_of_autograd(kind: object, n_atoms: int) -> None:
     y = feed_forward(x, weights)
     gradient = random(*y.shape)
     (expected,) = torch.autograd.grad(y, x, gradient)
-    torch.testing.assert_close(feed_forward_adjoint(x.detach(), weights, gradient), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        feed_forward_adjoint(x.detach(), weights, gradient), expected, **tolerances.WRITTEN_OUT_FIRST
+    )
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3])
@@ -64,10 +67,10 @@ def test_the_adjoint_of_a_scalar_network_is_that_of_autograd(n_layers: int) -> N
     y = scalar_network(x, layers, biases)
     (expected,) = torch.autograd.grad(y, x, torch.ones_like(y))
     found = scalar_network_adjoint(x.detach(), layers, biases, torch.ones_like(y))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, **tolerances.WRITTEN_OUT)
 
 
 def test_the_slope_of_silu_is_that_of_autograd() -> None:
     x = torch.linspace(-30, 30, 101, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(torch.nn.functional.silu(x).sum(), x)
-    torch.testing.assert_close(silu_slope(x.detach()), expected, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(silu_slope(x.detach()), expected, **tolerances.ROUNDED64)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from edgewise.ops.reference.norm import EPSILON, KINDS, NormWeights, groups, norm, norm_adjoint
+from tests import tolerances
 
 
 def weights_of(kind: str, lmax: int, channels: int = 7) -> NormWeights:
@@ -24,7 +25,7 @@ def test_the_adjoint_is_that_of_autograd(kind: str, n_atoms: int, lmax: int) -> 
     y = norm(x, weights)
     gradient = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, gradient)
-    torch.testing.assert_close(norm_adjoint(x.detach(), weights, gradient), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norm_adjoint(x.detach(), weights, gradient), expected, **tolerances.WRITTEN_OUT)
 
 
 @pytest.mark.parametrize("kind", KINDS)

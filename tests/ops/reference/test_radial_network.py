@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from edgewise.ops.reference.radial_network import HiddenWeights, hidden, hidden_with_slope
+from tests import tolerances
 
 
 @pytest.mark.parametrize("n_edges", [0, 1, 17])
@@ -27,5 +28,5 @@ def test_values_and_slopes(n_edges: int) -> None:
     slope = 3 * direction * torch.cos(3 * distance[:, None] * direction)
     value, found = hidden_with_slope(first, slope, weights)
     expected_value, expected = torch.func.jvp(of_distance, (distance,), (torch.ones_like(distance),))
-    torch.testing.assert_close(value, expected_value, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(value, expected_value, **tolerances.WRITTEN_OUT)
+    torch.testing.assert_close(found, expected, **tolerances.WRITTEN_OUT)
