@@ -234,7 +234,7 @@ def main() -> None:
         if time.monotonic() - begin > arguments.limit:
             print(f"left out after {arguments.limit:.0f} s: {', '.join(map(str, arguments.atoms[number:]))} atoms")
             return
-        rows = _described(case(atoms, options), f"atoms_{atoms}", arguments.commit, where)
+        rows = _described(case(atoms, options), options, arguments.commit, where)
         if arguments.quick and arguments.out is None:
             for _ in rows:
                 pass
@@ -242,7 +242,7 @@ def main() -> None:
             write_stage(out / FILE, rows, _replaces)
 
 
-def _described(rows: Iterator[Row], stage: str, at: str, where: dict[str, str]) -> Iterator[Row]:
+def _described(rows: Iterator[Row], options: Options, at: str, where: dict[str, str]) -> Iterator[Row]:
     """Print rows and add where they were made; the command leaves out places on the machine."""
     for row in rows:
         print(
@@ -250,7 +250,9 @@ def _described(rows: Iterator[Row], stage: str, at: str, where: dict[str, str]) 
         )
         date = datetime.now(UTC).isoformat(timespec="seconds")
         command = f"python benchmarks/beside_fairchem.py --atoms {row['atoms']}"
-        yield {**row, **where, "stage": stage, "commit": at, "date": date, "command": command}
+        if options.engines != TIMED:
+            command += f" --engines {' '.join(options.engines)}"
+        yield {**row, **where, "stage": f"atoms_{row['atoms']}", "commit": at, "date": date, "command": command}
 
 
 def _replaces(old: Row, new: list[Row]) -> bool:

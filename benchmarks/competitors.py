@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,12 @@ def _edgewise(chosen: dict[str, Any], checkpoint: str, device: str, task: str) -
         only = output[0]
         return as_lists({"energy": only.energy, "forces": only.forces, "stress": only.stress})
 
-    version = f"edgewise {edgewise.__version__}, torch {torch.__version__}"
-    return Engine(version, lambda atoms: [atoms], potential.predict, values)
+    try:
+        version = edgewise.__version__
+    except PackageNotFoundError:
+        # A tree on the import path, not installed; the row names its commit.
+        version = "not installed"
+    return Engine(f"edgewise {version}, torch {torch.__version__}", lambda atoms: [atoms], potential.predict, values)
 
 
 def _fairchem(chosen: dict[str, Any], checkpoint: str, device: str, task: str) -> Engine:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import records
 from records import Row
 from report_tables import GPU, UnfitResultsError, latest, listed, source, table
 
-NEW = GPU / "beside_fairchem.jsonl"
-OLD = GPU / "peer_step.jsonl"
+RESULTS = GPU / "beside_fairchem.jsonl"
 IN_README = 1000
 """Atoms of the case that README.md shows."""
 
@@ -22,20 +20,15 @@ class Bar(NamedTuple):
     wall_ms: float
 
 
-def has_new() -> bool:
-    """Tell whether beside_fairchem.py has been run; else the older file is shown."""
-    return bool(records.read(NEW))
-
-
 def cases() -> dict[int, list[Row]]:
     """Return the rows of each case, by its number of atoms."""
     found: dict[int, list[Row]] = {}
-    for row in sorted(latest(NEW), key=lambda row: row["atoms"]):
+    for row in sorted(latest(RESULTS), key=lambda row: row["atoms"]):
         found.setdefault(row["atoms"], []).append(row)
     for atoms, rows in found.items():
         names = [row["engine"] for row in rows]
         if len(set(names)) != len(names) or not timed(rows):
-            message = f"{NEW.name}: the case of {atoms} atoms needs one row for each engine, and one time at least"
+            message = f"{RESULTS.name}: the case of {atoms} atoms needs one row for each engine, and one time at least"
             raise UnfitResultsError(message)
     return found
 
@@ -52,27 +45,19 @@ def _of_readme() -> list[Row]:
 
 def energy_errors() -> list[float]:
     """Return the energy errors of the section, meV/atom."""
-    if has_new():
-        every = [row for rows in cases().values() for row in timed(rows)]
-        return [row["error_against_float64"]["energy_meV_per_atom"] for row in every]
-    return [row["dE_meV_per_atom"] for row in latest(OLD, 2)]
+    every = [row for rows in cases().values() for row in timed(rows)]
+    return [row["error_against_float64"]["energy_meV_per_atom"] for row in every]
 
 
 def edges() -> str:
     """Return the number of edges of the section's frames, in words."""
-    if has_new():
-        return listed([f"{rows[0]['edges']:,} ({atoms:,} atoms)" for atoms, rows in cases().items()])
-    return latest(OLD, 2)[0]["case"].split(", ")[1].removesuffix(" edges")
+    return listed([f"{rows[0]['edges']:,} ({atoms:,} atoms)" for atoms, rows in cases().items()])
 
 
 def section() -> str:
     """Return the page's section."""
     text = "## Beside fairchem-core on the same GPU\n\n"
-    return text + (_new_section() if has_new() else _old_section())
-
-
-def _new_section() -> str:
-    text = (
+    text += (
         "Each engine runs in a process of its own. All load, compile and warm up side by side, and are timed one after the "
         "other, every call by itself. fairchem's input is made before its clock starts, ours of ASE's atoms within it. "
         "Errors are against float64.\n"
@@ -131,50 +116,20 @@ def _runs(rows: list[Row]) -> str:
     return f"\nIn another run than {rows[0]['engine']}: {listed(others)}.\n" if others else ""
 
 
-def _old_section() -> str:
-    rows = latest(OLD, 2)
-    measured = (
-        ("GPU busy, ms", "busy_ms"),
-        ("wall, best, ms", "wall_ms_min"),
-        ("wall, median, ms", "wall_ms_median"),
-        ("kernel launches", "launches"),
-        ("peak memory, GiB", "peak_alloc_GiB"),
-        ("first predictions with compilation, s", "first_predictions_s"),
-        ("energy error, meV/atom", "dE_meV_per_atom"),
-        ("forces error, relative L2", "forces_relL2"),
-        ("stress error, relative L2", "stress_relL2"),
-    )
-    text = f"{rows[0]['case']}, both in one run. Random weights; errors are against float64.\n\n"
-    text += table(
-        ("", *(row["engine"] for row in rows)), [(title, *(row[name] for row in rows)) for title, name in measured]
-    )
-    text += "\nEdgewise keeps all experts on the GPU, within its peak, so that another composition needs no file.\n"
-    return text + f"\n{source(rows[0])}\n"
-
-
 def readme() -> str:
     """Return README.md's paragraph and table."""
     head = ("engine", "best, ms", "median, ms", "GPU busy, ms", "energy, meV/atom", "forces (relative L2)")
     head = (*head, "stress (relative L2)")
-    if has_new():
-        rows = timed(_of_readme())
-        text = f"One energy, forces and stress step on an {rows[0]['gpu']}: {rows[0]['case']}, {rows[0]['edges']:,} edges, "
-        text += f"weights: {rows[0]['weights']}, one process for each engine. Errors are against float64.\n\n"
-        names = ("wall_min_ms", "wall_median_ms", "busy_ms")
-        lines = [
-            (row["engine"], *(row.get(name, "") for name in names), *row["error_against_float64"].values())
-            for row in rows
-        ]
-        return text + table(head, lines)
-    rows = latest(OLD, 2)
-    text = f"One energy, forces and stress step on an {rows[0]['gpu']}: {rows[0]['case']}, random weights, both engines in one "
-    text += "run. Errors are against float64.\n\n"
-    columns = ("wall_ms_min", "wall_ms_median", "busy_ms", "dE_meV_per_atom", "forces_relL2", "stress_relL2")
-    return text + table(head, [(row["engine"], *(row[name] for name in columns)) for row in rows])
+    rows = timed(_of_readme())
+    text = f"One energy, forces and stress step on an {rows[0]['gpu']}: {rows[0]['case']}, {rows[0]['edges']:,} edges, "
+    text += f"weights: {rows[0]['weights']}, one process for each engine. Errors are against float64.\n\n"
+    names = ("wall_min_ms", "wall_median_ms", "busy_ms")
+    lines = [
+        (row["engine"], *(row.get(name, "") for name in names), *row["error_against_float64"].values()) for row in rows
+    ]
+    return text + table(head, lines)
 
 
 def bars() -> list[Bar]:
     """Return the engines of the case that README.md shows."""
-    if has_new():
-        return [Bar(row["engine"], row["busy_ms"], row["wall_min_ms"]) for row in timed(_of_readme())]
-    return [Bar(f"{row['engine']}, umas_fast_gpu", row["busy_ms"], row["wall_ms_min"]) for row in latest(OLD, 2)]
+    return [Bar(row["engine"], row["busy_ms"], row["wall_min_ms"]) for row in timed(_of_readme())]
