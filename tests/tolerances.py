@@ -147,3 +147,6 @@ FUSED = {"rtol": 1e-5, "atol": 1e-5}
 
 FUSED_SUMS = {"rtol": 1e-5, "atol": 5e-5}
 """The same where a number is a sum over up to some hundred edges or 128 channels times 9 coefficients."""
+
+FUSED_ROUNDED = {"rtol": 2e-3, "atol": 1e-2}
+"""Sums of some ten products whose operands are rounded to float16 (5e-4 each)."""

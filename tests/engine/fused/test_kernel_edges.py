@@ -26,7 +26,7 @@ def on_kernels(general: Potential, dtype: torch.dtype) -> Potential:
     made = general.allowing(charge_spin=True, lone_atoms=True)
     runner = general._runner
     made._runner = FusedRunner(runner.network, general._scales, general.settings, runner.device, runner.precision)
-    made._runner.make_edges = partial(KernelEdges, dtype=dtype)
+    made._runner.make_edges = partial(KernelEdges, cutoff=general.cutoff, dtype=dtype)
     made._runner.row_dtype = dtype
     return made
 

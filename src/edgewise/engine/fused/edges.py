@@ -10,11 +10,17 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
+from edgewise.ops.reference.radial_network import hidden_with_slope
+
+Hidden = tuple[Tensor, Tensor]
+"""Input of a radial network's last layer [n_edges, width], and its derivative with respect to the distance."""
 
 
 class StepEdges(ABC):
@@ -30,6 +36,15 @@ class StepEdges(ABC):
     def __init__(self, order: EdgeOrder, geometry: EdgeGeometry, shape: MessageShape, dtype: torch.dtype) -> None:
         """Keep the edges; nothing has been added to their tangents."""
         self.order, self.geometry, self.shape, self.dtype = order, geometry, shape, dtype
+
+    @abstractmethod
+    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+        """Return all layers but the last of every radial network, that of the embedding first.
+
+        Args:
+            numbers: [n_atoms], atomic numbers.
+            weights: The networks.
+        """
 
     @abstractmethod
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
@@ -68,6 +83,16 @@ class StepEdges(ABC):
         """Return dE/d(edge_vec), [n_edges, 3]."""
 
 
+def plain_hidden(edges: StepEdges, numbers: Tensor, weights: RadialWeights, rows: slice = slice(None)) -> Hidden:
+    """Evaluate one radial network up to its last layer for a run of edges, in plain PyTorch."""
+    geometry, order = edges.geometry, edges.order
+    first = weights.source_table[numbers[order.source[rows]]] + weights.target_table[numbers[order.target[rows]]]
+    first = first + functional.linear(geometry.gaussians[rows], weights.basis)
+    slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
+    value, slope = hidden_with_slope(first, slope, weights.hidden)
+    return value.to(edges.dtype), slope.to(edges.dtype)
+
+
 class PlainEdges(StepEdges):
     """Plain PyTorch: any type, any device."""
 
@@ -76,6 +101,10 @@ class PlainEdges(StepEdges):
         order = edge_steps.edge_order(edges.edge_index, n_atoms)
         super().__init__(order, geometry, shape, geometry.distance.dtype)
         self._tangents = torch.zeros_like(geometry.frames[:, 0])
+
+    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+        """See `StepEdges`."""
+        return [plain_hidden(self, numbers, item) for item in weights.radial_networks]
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from edgewise.engine.fused.edges import StepEdges
+from edgewise.engine.fused.edges import Hidden, StepEdges
+from edgewise.engine.fused.weights import StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
 from edgewise.ops.fused.gate import gate, gate_adjoint
 from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.layout import n_edge_coefficients
+from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
 from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.fused.shapes import edge_tables
@@ -38,6 +41,7 @@ class KernelEdges(StepEdges):
         n_atoms: int,
         geometry: EdgeGeometry,
         shape: MessageShape,
+        cutoff: float,
         dtype: torch.dtype = torch.float32,
         capacity: int | None = None,
     ) -> None:
@@ -48,11 +52,13 @@ class KernelEdges(StepEdges):
             n_atoms: Number of atoms.
             geometry: Geometry of the edges.
             shape: Sizes.
+            cutoff: Å.
             dtype: Type of the rows.
             capacity: Number of edges to make room for; None for as many as there are.
         """
         order = edge_steps.edge_order(edges.edge_index, n_atoms)
         super().__init__(order, geometry, shape, dtype)
+        self._cutoff = cutoff
         self._n_edges = edges.edge_index.shape[1]
         self._tables = edge_tables(order, geometry, shape, self._n_edges if capacity is None else capacity)
         self._n_coefficients = (shape.lmax + 1) ** 2
@@ -61,6 +67,19 @@ class KernelEdges(StepEdges):
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
         self._of_ends = self._zeros(2 * n_tasks, self._tables.capacity, 3)
         self._of_sums = self._zeros(n_tasks, self._tables.capacity, 3)
+
+    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+        """See `StepEdges`."""
+        stack = _stack(weights)
+        values, slopes = (
+            self._rows(stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
+            for _ in range(2)
+        )
+        distance = functional.pad(self.geometry.distance.float(), (0, self._tables.capacity - self._n_edges))
+        # Slopes do not go through the network again, so their rounding stays what it is.
+        exact = self.dtype == torch.float32
+        radial_hidden(distance, numbers.int(), self._tables, self._cutoff, stack, values, slopes, exact_slopes=exact)
+        return list(zip(values, slopes, strict=True))
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""
@@ -121,8 +140,8 @@ class KernelEdges(StepEdges):
         tangents = self._of_ends.sum(0) + self._of_sums.sum(0)
         return edge_steps.edge_gradient(self.geometry, tangents[: self._n_edges].to(self.geometry.frames.dtype))
 
-    def _rows(self, width: int) -> Tensor:
-        return torch.empty(self._tables.capacity, width, dtype=self.dtype, device=self._tables.ends.device)
+    def _rows(self, width: int, times: int = 1) -> Tensor:
+        return torch.empty(times * self._tables.capacity, width, dtype=self.dtype, device=self._tables.ends.device)
 
     def _slices(self, n_atoms: int) -> Tensor:
         shape = self._n_slices, n_atoms, self._n_coefficients, self.shape.channels
@@ -133,6 +152,16 @@ class KernelEdges(StepEdges):
 
     def _no_bias(self) -> Tensor:
         return self._zeros((self.shape.lmax + 1) * self.shape.channels)
+
+
+def _stack(weights: StepWeights) -> RadialStack:
+    networks = weights.radial_networks
+    return radial_stack(
+        [item.basis for item in networks],
+        [item.source_table for item in networks],
+        [item.target_table for item in networks],
+        [item.hidden for item in networks],
+    )
 
 
 def _powers_of_two(gradient: Tensor) -> Tensor:

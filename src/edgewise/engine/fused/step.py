@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgewise.engine.fused.edges import PlainEdges, StepEdges
+from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges, plain_hidden
 from edgewise.engine.fused.weights import BlockWeights, RadialWeights, StepWeights
 from edgewise.model.edge_inputs import segments_of
 from edgewise.model.network import Network, NetworkOutput
@@ -27,7 +27,6 @@ from edgewise.ops.reference.balance import balance_adjoint
 from edgewise.ops.reference.edge_steps import EdgeGeometry
 from edgewise.ops.reference.feed_forward import feed_forward, feed_forward_adjoint
 from edgewise.ops.reference.norm import norm, norm_adjoint
-from edgewise.ops.reference.radial_network import hidden_with_slope
 from edgewise.so3 import n_coefficients
 from edgewise.systems import SystemBatch
 
@@ -36,9 +35,6 @@ Part = TypeVar("Part")
 
 MakeEdges = Callable[[EdgeList, int, EdgeGeometry, MessageShape], StepEdges]
 """Makes the edges of a step, of the list, the number of atoms, the geometry and the sizes."""
-
-Hidden = tuple[Tensor, Tensor]
-"""Input of a radial network's last layer [n_edges, width], and its derivative with respect to the distance."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +106,11 @@ class Step:
             The normalised outputs, and dE/d(edge_vec) [n_edges, 3]; None for a model with direct forces.
         """
         inputs = self._inputs(batch, edges, weights, weights_of_system)
-        embedding = self._hidden(inputs, [item.degree for item in weights], everywhere=False)
+        embedding, *hidden = self._hidden(inputs)
         x = self._embed(inputs, embedding)
         kept: list[_Kept] = []
         for number in range(self._config.n_layers):
-            x, of_block = self._block(x, number, inputs)
+            x, of_block = self._block(x, hidden[number], number, inputs)
             kept.append(of_block)
         last_norm = weights[0].norm
         features = norm(x, last_norm)
@@ -153,22 +149,17 @@ class Step:
         degree = inputs.weights[0].degree
         return x + inputs.edges.embed(functional.linear(embedding[0], degree.last, degree.last_bias))
 
-    def _hidden(self, inputs: _Inputs, weights: Sequence[RadialWeights], *, everywhere: bool) -> Hidden:
-        """Return all layers of a radial network but the last, and their derivatives with respect to the distance."""
-        numbers, edges = inputs.batch.atomic_numbers, inputs.edges
-        source, target = numbers[edges.order.source], numbers[edges.order.target]
-        gaussians, slopes = edges.geometry.gaussians, edges.geometry.gaussian_slopes
-
-        def evaluate(own: RadialWeights, rows: slice) -> Hidden:
-            first = own.source_table[source[rows]] + own.target_table[target[rows]]
-            first = first + functional.linear(gaussians[rows], own.basis)
-            value, slope = hidden_with_slope(first, functional.linear(slopes[rows], own.basis), own.hidden)
-            return value.to(edges.dtype), slope.to(edges.dtype)
-
-        if not everywhere:
-            return evaluate(weights[0], slice(None))
-        parts = _by_segment(inputs.segments, weights, evaluate)
-        return torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])
+    def _hidden(self, inputs: _Inputs) -> list[Hidden]:
+        """Return all layers but the last of every radial network, that of the embedding first."""
+        weights, edges, numbers = inputs.weights, inputs.edges, inputs.batch.atomic_numbers
+        if not self._config.experts_everywhere or len(inputs.segments) == 1:
+            return edges.hidden(numbers, weights[inputs.segments[0].weights])
+        found = [plain_hidden(edges, numbers, weights[0].degree)]
+        for number in range(self._config.n_layers):
+            own = [item.radial for item in inputs.of_block(number)]
+            parts = _by_segment(inputs.segments, own, lambda item, rows: plain_hidden(edges, numbers, item, rows))
+            found.append((torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])))
+        return found
 
     def _radial(self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: _Inputs, *, everywhere: bool) -> Tensor:
         """Return the radial factors."""
@@ -194,11 +185,10 @@ class Step:
             return evaluate(weights[0], slice(None))
         return torch.cat(_by_segment(inputs.segments, weights, evaluate))
 
-    def _block(self, before: Tensor, number: int, inputs: _Inputs) -> tuple[Tensor, _Kept]:
+    def _block(self, before: Tensor, hidden: Hidden, number: int, inputs: _Inputs) -> tuple[Tensor, _Kept]:
         """Update node features by one block (MODEL.md section 8)."""
         weights, edges, everywhere = inputs.of_block(number), inputs.edges, self._config.experts_everywhere
         radial_weights = [item.radial for item in weights]
-        hidden = self._hidden(inputs, radial_weights, everywhere=everywhere)
         radial = self._radial(hidden, radial_weights, inputs, everywhere=everywhere)
         rows = edges.gather_rotate(self._message_input(before, weights, inputs), radial)
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)

@@ -57,6 +57,11 @@ class StepWeights:
     blocks: tuple[BlockWeights, ...]
     norm: NormWeights
 
+    @property
+    def radial_networks(self) -> tuple[RadialWeights, ...]:
+        """The radial networks, that of the embedding first."""
+        return (self.degree, *(block.radial for block in self.blocks))
+
 
 def prepare(backbone: Backbone, mixed: ModelWeights, dtype: torch.dtype) -> StepWeights:
     """Lay out the weights of one mixture.
