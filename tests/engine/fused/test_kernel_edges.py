@@ -12,7 +12,10 @@ from ase import Atoms
 import edgewise
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.runner import FusedRunner
+from edgewise.engine.fused.step import Step
+from edgewise.engine.fused.weights import prepare
 from edgewise.potential import Potential
+from edgewise.systems import batch_from_atoms
 from tests import tolerances
 from tests.cases import ARCHITECTURES, potential, water
 from tests.model.test_options import open_variant
@@ -83,6 +86,22 @@ def test_float16_gradients_of_any_size_are_held() -> None:
     found = on_kernels(small, torch.float16).predict([water()], "omol")
     assert np.abs(usual.forces).max() > 0
     assert np.array_equal(found.forces * 2.0**24, usual.forces)
+
+
+def test_a_step_can_be_made_again() -> None:
+    """What a captured step does: the same inputs, over and over."""
+    general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
+    runner, batch = general._runner, batch_from_atoms([water()], ["omol"])
+    edges = runner._edges(batch).to(DEVICE)
+    mixed, of_system = runner.mixtures.for_batch(batch)
+    step = Step(runner.network, partial(KernelEdges, cutoff=general.cutoff))
+    weights = [prepare(runner.network.backbone, item, torch.float32) for item in mixed]
+    inputs = step.inputs(batch.to(DEVICE), edges, weights, of_system)
+    (one, gradient), (other, again) = (step.evaluate(inputs) for _ in range(2))
+    assert gradient is not None
+    assert again is not None
+    assert torch.equal(one.node_energy, other.node_energy)
+    assert torch.equal(gradient, again)
 
 
 def test_runs_repeat_to_the_bit() -> None:

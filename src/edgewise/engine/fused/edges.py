@@ -38,6 +38,10 @@ class StepEdges(ABC):
         self.order, self.geometry, self.shape, self.dtype = order, geometry, shape, dtype
 
     @abstractmethod
+    def begin(self) -> None:
+        """Forget what earlier adjoints have added to the tangents."""
+
+    @abstractmethod
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """Return all layers but the last of every radial network, that of the embedding first.
 
@@ -101,6 +105,10 @@ class PlainEdges(StepEdges):
         order = edge_steps.edge_order(edges.edge_index, n_atoms)
         super().__init__(order, geometry, shape, geometry.distance.dtype)
         self._tangents = torch.zeros_like(geometry.frames[:, 0])
+
+    def begin(self) -> None:
+        """See `StepEdges`."""
+        self._tangents.zero_()
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""

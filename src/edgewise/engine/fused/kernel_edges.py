@@ -66,11 +66,19 @@ class KernelEdges(StepEdges):
         n_tasks = shape.lmax + 1
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
         self._of_ends = self._zeros(2 * n_tasks, self._tables.capacity, 3)
+        self._stacks: dict[int, RadialStack] = {}
         self._of_sums = self._zeros(n_tasks, self._tables.capacity, 3)
+
+    def begin(self) -> None:
+        """See `StepEdges`."""
+        self._of_ends.zero_()
+        self._of_sums.zero_()
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
-        stack = _stack(weights)
+        if id(weights) not in self._stacks:
+            self._stacks[id(weights)] = _stack(weights)
+        stack = self._stacks[id(weights)]
         values, slopes = (
             self._rows(stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
             for _ in range(2)

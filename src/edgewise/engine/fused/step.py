@@ -38,7 +38,7 @@ MakeEdges = Callable[[EdgeList, int, EdgeGeometry, MessageShape], StepEdges]
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class StepInputs:
     """What every block reads.
 
     Attributes:
@@ -105,7 +105,13 @@ class Step:
         Returns:
             The normalised outputs, and dE/d(edge_vec) [n_edges, 3]; None for a model with direct forces.
         """
-        inputs = self._inputs(batch, edges, weights, weights_of_system)
+        return self.evaluate(self.inputs(batch, edges, weights, weights_of_system))
+
+    @torch.no_grad()
+    def evaluate(self, inputs: StepInputs) -> tuple[NetworkOutput, Tensor | None]:
+        """Do the work of a step on the device; the host is told nothing and waits for nothing."""
+        batch, weights = inputs.batch, inputs.weights
+        inputs.edges.begin()
         embedding, *hidden = self._hidden(inputs)
         x = self._embed(inputs, embedding)
         kept: list[_Kept] = []
@@ -126,14 +132,15 @@ class Step:
         inputs.edges.embed_adjoint(gradient, *self._radial_with_slope(embedding, [degree], inputs, everywhere=False))
         return output, inputs.edges.edge_gradient()
 
-    def _inputs(
+    def inputs(
         self, batch: SystemBatch, edges: EdgeList, weights: Sequence[StepWeights], weights_of_system: Sequence[int]
-    ) -> _Inputs:
+    ) -> StepInputs:
+        """Lay out what a step reads; the arguments are those of a call."""
         config, backbone = self._config, self._network.backbone
         centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edges.edge_vec.device)
         dtype = backbone.sphere_embedding.weight.dtype
         geometry = edge_steps.edge_geometry(edges.edge_vec, config.cutoff, centres, config.lmax, dtype)
-        return _Inputs(
+        return StepInputs(
             batch=batch,
             at_atoms=backbone.system_embedding(batch)[batch.system_idx],
             edges=self._make_edges(edges, batch.atomic_numbers.shape[0], geometry, self._shape),
@@ -142,14 +149,14 @@ class Step:
             weights=weights,
         )
 
-    def _embed(self, inputs: _Inputs, embedding: Hidden) -> Tensor:
+    def _embed(self, inputs: StepInputs, embedding: Hidden) -> Tensor:
         """Return the first node features (MODEL.md section 7)."""
         scalars = self._network.backbone.sphere_embedding(inputs.batch.atomic_numbers) + inputs.at_atoms
         x = functional.pad(scalars[:, None], (0, 0, 0, n_coefficients(self._config.lmax) - 1))
         degree = inputs.weights[0].degree
         return x + inputs.edges.embed(functional.linear(embedding[0], degree.last, degree.last_bias))
 
-    def _hidden(self, inputs: _Inputs) -> list[Hidden]:
+    def _hidden(self, inputs: StepInputs) -> list[Hidden]:
         """Return all layers but the last of every radial network, that of the embedding first."""
         weights, edges, numbers = inputs.weights, inputs.edges, inputs.batch.atomic_numbers
         if not self._config.experts_everywhere or len(inputs.segments) == 1:
@@ -161,12 +168,14 @@ class Step:
             found.append((torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])))
         return found
 
-    def _radial(self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: _Inputs, *, everywhere: bool) -> Tensor:
+    def _radial(
+        self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool
+    ) -> Tensor:
         """Return the radial factors."""
         return self._last_layer(hidden[0], weights, inputs, everywhere=everywhere, with_bias=True)
 
     def _radial_with_slope(
-        self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: _Inputs, *, everywhere: bool
+        self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the radial factors and their derivatives with respect to the distance."""
         value, slope = hidden
@@ -176,7 +185,7 @@ class Step:
         )
 
     def _last_layer(
-        self, x: Tensor, weights: Sequence[RadialWeights], inputs: _Inputs, *, everywhere: bool, with_bias: bool
+        self, x: Tensor, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool, with_bias: bool
     ) -> Tensor:
         def evaluate(own: RadialWeights, rows: slice) -> Tensor:
             return functional.linear(x[rows], own.last, own.last_bias if with_bias else None)
@@ -185,7 +194,7 @@ class Step:
             return evaluate(weights[0], slice(None))
         return torch.cat(_by_segment(inputs.segments, weights, evaluate))
 
-    def _block(self, before: Tensor, hidden: Hidden, number: int, inputs: _Inputs) -> tuple[Tensor, _Kept]:
+    def _block(self, before: Tensor, hidden: Hidden, number: int, inputs: StepInputs) -> tuple[Tensor, _Kept]:
         """Update node features by one block (MODEL.md section 8)."""
         weights, edges, everywhere = inputs.of_block(number), inputs.edges, self._config.experts_everywhere
         radial_weights = [item.radial for item in weights]
@@ -200,7 +209,7 @@ class Step:
         kept = _Kept(before, between, hidden, before_gate, convolved)
         return self._network.backbone.balance(x, inputs.batch), kept
 
-    def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: _Inputs) -> Tensor:
+    def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: StepInputs) -> Tensor:
         """Return the gradient of the features before a block for that of the features after it."""
         weights, edges, config = inputs.of_block(number), inputs.edges, self._config
         systems = inputs.batch.system_idx, inputs.batch.n_atoms
@@ -222,7 +231,7 @@ class Step:
         to_nodes = edges.gather_rotate_adjoint(rows, nodes, *radial)
         return gradient + norm_adjoint(kept.before, weights[0].norm_1, to_nodes)
 
-    def _message_input(self, before: Tensor, weights: Sequence[BlockWeights], inputs: _Inputs) -> Tensor:
+    def _message_input(self, before: Tensor, weights: Sequence[BlockWeights], inputs: StepInputs) -> Tensor:
         """Return what the messages of a block read of the nodes."""
         h = norm(before, weights[0].norm_1)
         return torch.cat([h[:, :1] + inputs.at_atoms[:, None], h[:, 1:]], dim=1)
@@ -230,7 +239,7 @@ class Step:
     def _feed_forward(
         self,
         weights: Sequence[BlockWeights],
-        inputs: _Inputs,
+        inputs: StepInputs,
         function: Callable[[BlockWeights, slice], Tensor],
     ) -> Tensor:
         if not self._config.experts_everywhere:
