@@ -45,6 +45,41 @@ def captured(step: Step, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, Tens
     return graph, output.node_energy, gradient
 
 
+def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> dict[str, float]:
+    """Return the time of a replay, ms, and the memory in use, GiB."""
+    for _ in range(5):
+        graph.replay()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(repeats):
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return {
+        "step_ms": round(sorted(times)[repeats // 2], 3),
+        "step_ms_best": round(min(times), 3),
+        "peak_GiB": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "reserved_GiB": round(torch.cuda.memory_reserved() / 2**30, 2),
+    }
+
+
+def show_kernels(graph: torch.cuda.CUDAGraph, shown: int, repeats: int = 5) -> None:
+    """Print the kernels of a replay that take most of the time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            graph.replay()
+        torch.cuda.synchronize()
+    kernels = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
+    kernels.sort(key=lambda item: -item.self_device_time_total)
+    busy = sum(item.self_device_time_total for item in kernels) / 1000 / repeats
+    print(f"busy {busy:.3f} ms, {sum(item.count for item in kernels) // repeats} kernels")
+    for item in kernels[:shown]:
+        milliseconds = item.self_device_time_total / 1000 / repeats
+        print(f"{milliseconds:8.3f} ms {item.count // repeats:5d}  {item.key[:110]}", flush=True)
+
+
 def main() -> None:
     """Check, then time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,30 +119,9 @@ def main() -> None:
             {key: getattr(exact, key) for key in ("energy", "forces", "stress")},
             len(atoms),
         )
-        for _ in range(5):
-            graph.replay()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        times = []
-        for _ in range(50):
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-        row |= {"step_ms": round(sorted(times)[25], 3), "step_ms_best": round(min(times), 3)}
-        row["peak_GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-        row["reserved_GiB"] = round(torch.cuda.memory_reserved() / 2**30, 2)
+        row |= timed(graph)
         print(json.dumps(row), flush=True)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for _ in range(5):
-                graph.replay()
-            torch.cuda.synchronize()
-        kernels = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
-        kernels.sort(key=lambda item: -item.self_device_time_total)
-        total = sum(item.self_device_time_total for item in kernels) / 5000
-        print(f"busy {total:.3f} ms, {sum(item.count for item in kernels) // 5} kernels")
-        for item in kernels[: arguments.profile]:
-            print(f"{item.self_device_time_total / 5000:8.3f} ms {item.count // 5:5d}  {item.key[:110]}", flush=True)
+        show_kernels(graph, arguments.profile)
         del graph, step, inputs, node_energy, gradient
 
 
