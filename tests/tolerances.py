@@ -36,6 +36,9 @@ GOLDEN = Tolerance(1e-9, False, 1e-9, 1e-3, 1e-9, 1e-4)
 
 T64 = Tolerance(1e-9, False, 1e-8, 1e-3, 1e-8, 1e-4)
 T32 = Tolerance(5e-6, True, 1e-4, 5e-2, 1e-4, 1e-3)
+FAST = Tolerance(1e-3, True, 2e-2, 5e-2, 2e-2, 1e-3)
+"""Rows of edges in float16: each value and each operand is rounded at up to 5e-4, and tiny networks have few to average."""
+
 TTF32 = Tolerance(2e-4, True, 2e-2, 5e-2, 2e-2, 1e-3)
 
 HESSIAN_GOLDEN = 1e-8
@@ -137,3 +140,13 @@ def _assert_entries(name: str, given: np.ndarray, expected: np.ndarray, relative
     bound = relative * max(floor, float(np.abs(expected).max()))
     difference = float(np.abs(given - expected).max())
     assert difference <= bound, f"{name} off by {difference:.3g}, allowed {bound:.3g}"
+
+
+FUSED = {"rtol": 1e-5, "atol": 1e-5}
+"""Kernels of mode fused on float32 tensors of size 1: products of some ten factors, each rounded at 6e-8."""
+
+FUSED_SUMS = {"rtol": 1e-5, "atol": 5e-5}
+"""The same where a number is a sum over up to some hundred edges or 128 channels times 9 coefficients."""
+
+FUSED_ROUNDED = {"rtol": 2e-3, "atol": 1e-2}
+"""Sums of some ten products whose operands are rounded to float16 (5e-4 each)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgewise.engine.fused.step import Step
+from edgewise.engine.fused.edges import PlainEdges
+from edgewise.engine.fused.step import MakeEdges, Step
 from edgewise.engine.fused.weights import StepWeights, prepare
 from edgewise.engine.runner import Runner
 from edgewise.model.backbone import ModelWeights
@@ -15,14 +16,24 @@ from edgewise.systems import SystemBatch
 
 
 class FusedRunner(Runner):
-    """A network whose steps are written out. Hessians differentiate the network itself."""
+    """A network whose steps are written out. Hessians differentiate the network itself.
+
+    Attributes:
+        make_edges: What works on edges; plain PyTorch unless it is set.
+        row_dtype: Type of the rows of edges; None for that of the parameters.
+    """
+
+    make_edges: MakeEdges = PlainEdges
+    row_dtype: torch.dtype | None = None
 
     def _evaluate(
         self, batch: SystemBatch, edges: EdgeList, mixtures: tuple[list[ModelWeights], list[int]]
     ) -> tuple[NetworkOutput, Tensor | None]:
         mixed, weights_of_system = mixtures
-        output, gradient = Step(self.network)(batch, edges, [self._prepared(item) for item in mixed], weights_of_system)
+        step = Step(self.network, self.make_edges)
+        output, gradient = step(batch, edges, [self._prepared(item) for item in mixed], weights_of_system)
         return output, None if gradient is None else gradient.to(torch.float64)
 
     def _prepared(self, mixed: ModelWeights) -> StepWeights:
-        return prepare(self.network.backbone, mixed)
+        dtype = self.row_dtype or next(self.network.parameters()).dtype
+        return prepare(self.network.backbone, mixed, dtype)

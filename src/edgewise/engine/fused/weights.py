@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgewise.model.backbone import Backbone, Block, ModelWeights
+from edgewise.model.backbone import DEGREE_RESCALE, Backbone, Block, ModelWeights
 from edgewise.model.layers import EquivariantNorm, FeedForward, RadialMLP
-from edgewise.ops import SO2Weights
+from edgewise.ops.fused.so2_linear import SO2Map, so2_map
 from edgewise.ops.reference.feed_forward import FeedForwardWeights
 from edgewise.ops.reference.norm import NormWeights
 from edgewise.ops.reference.radial_network import HiddenWeights
@@ -24,8 +25,8 @@ class RadialWeights:
         source_table: [n_elements, width], the part that reads the element of the source.
         target_table: [n_elements, width], the same for the target, with the bias.
         hidden: The layers between the first and the last.
-        last: [n_out, width].
-        last_bias: [n_out].
+        last: [n_out, width], in the type of the rows of edges.
+        last_bias: [n_out], likewise.
     """
 
     basis: Tensor
@@ -42,8 +43,8 @@ class BlockWeights:
 
     norm_1: NormWeights
     radial: RadialWeights
-    conv_1: SO2Weights
-    conv_2: SO2Weights
+    conv_1: SO2Map
+    conv_2: SO2Map
     norm_2: NormWeights
     feed_forward: FeedForwardWeights
 
@@ -56,15 +57,22 @@ class StepWeights:
     blocks: tuple[BlockWeights, ...]
     norm: NormWeights
 
+    @property
+    def radial_networks(self) -> tuple[RadialWeights, ...]:
+        """The radial networks, that of the embedding first."""
+        return (self.degree, *(block.radial for block in self.blocks))
 
-def prepare(backbone: Backbone, mixed: ModelWeights) -> StepWeights:
+
+def prepare(backbone: Backbone, mixed: ModelWeights, dtype: torch.dtype) -> StepWeights:
     """Lay out the weights of one mixture.
 
     Args:
         backbone: Where the weights that have no experts come from.
         mixed: The mixed weights of every block.
+        dtype: Type of the operands of products on rows of edges.
     """
     degree = backbone.edge_degree_embedding.rad_func
+    of_degree = _radial(backbone, degree, degree.mixed(None), dtype, 1 / DEGREE_RESCALE)
     blocks: list[BlockWeights] = []
     for block, layer in zip(backbone.blocks, mixed, strict=True):
         assert isinstance(block, Block)
@@ -75,27 +83,29 @@ def prepare(backbone: Backbone, mixed: ModelWeights) -> StepWeights:
         blocks.append(
             BlockWeights(
                 norm_1=norm_1.weights(),
-                radial=_radial(backbone, block.edge_wise.so2_conv_1.rad_func, layer.radial),
-                conv_1=layer.message.conv_1,
-                conv_2=layer.message.conv_2,
+                radial=_radial(backbone, block.edge_wise.so2_conv_1.rad_func, layer.radial, dtype),
+                conv_1=so2_map(layer.message.conv_1, dtype),
+                conv_2=so2_map(layer.message.conv_2, dtype),
                 norm_2=norm_2.weights(),
                 feed_forward=feed_forward.weights(layer.feed_forward),
             )
         )
     norm = backbone.norm
     assert isinstance(norm, EquivariantNorm)
-    return StepWeights(degree=_radial(backbone, degree, degree.mixed(None)), blocks=tuple(blocks), norm=norm.weights())
+    return StepWeights(degree=of_degree, blocks=tuple(blocks), norm=norm.weights())
 
 
-def _radial(backbone: Backbone, network: RadialMLP, weights: tuple[Tensor, ...]) -> RadialWeights:
+def _radial(
+    backbone: Backbone, network: RadialMLP, weights: tuple[Tensor, ...], dtype: torch.dtype, scale: float = 1.0
+) -> RadialWeights:
     basis, source, target = network.split_first(weights)
     return RadialWeights(
         basis=basis,
         source_table=functional.linear(backbone.source_embedding.weight, source),
         target_table=functional.linear(backbone.target_embedding.weight, target, network.first_bias),
         hidden=network.hidden_weights(weights),
-        last=weights[-1],
-        last_bias=network.last_bias,
+        last=(weights[-1] * scale).to(dtype),
+        last_bias=(network.last_bias * scale).to(dtype),
     )
 
 

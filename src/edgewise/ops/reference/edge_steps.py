@@ -75,7 +75,7 @@ def edge_order(edge_index: Tensor, n_atoms: int) -> EdgeOrder:
         edge_index: [2, n_edges], row 0 source, row 1 target; sorted by target.
         n_atoms: Number of atoms.
     """
-    source, target = edge_index
+    source, target = edge_index.contiguous()
     # A stable sort keeps the order of targets, so that the sums over sources have a fixed order too.
     by_source = torch.argsort(source, stable=True)
     return EdgeOrder(source, target, _starts(target, n_atoms), by_source, _starts(source[by_source], n_atoms))

@@ -1,0 +1,175 @@
+"""What a step does on edges, behind one interface: in plain PyTorch, or by kernels. Features of edges stand in rows.
+
+A row holds the coefficients of an edge in m-major order, each with all its channels. The adjoints add what each edge's
+geometry receives, the torque and dE/dd, to numbers that the object keeps until `edge_gradient` asks for them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgewise.engine.fused.weights import RadialWeights, StepWeights
+from edgewise.neighbors import EdgeList
+from edgewise.ops import MessageShape
+from edgewise.ops.reference import edge_steps
+from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
+from edgewise.ops.reference.radial_network import hidden_with_slope
+
+Hidden = tuple[Tensor, Tensor]
+"""Input of a radial network's last layer [n_edges, width], and its derivative with respect to the distance."""
+
+
+class StepEdges(ABC):
+    """The edges of one step, and the operations on them.
+
+    Attributes:
+        order: The edges of each atom.
+        geometry: Their geometry.
+        shape: Sizes.
+        dtype: Type of the rows.
+    """
+
+    def __init__(self, order: EdgeOrder, geometry: EdgeGeometry, shape: MessageShape, dtype: torch.dtype) -> None:
+        """Keep the edges; nothing has been added to their tangents."""
+        self.order, self.geometry, self.shape, self.dtype = order, geometry, shape, dtype
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Forget what earlier adjoints have added to the tangents."""
+
+    @abstractmethod
+    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+        """Return all layers but the last of every radial network, that of the embedding first.
+
+        Args:
+            numbers: [n_atoms], atomic numbers.
+            weights: The networks.
+        """
+
+    @abstractmethod
+    def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
+        """Gather both ends of nodes [n_atoms, n_coefficients, channels], rotate them and scale them; return rows."""
+
+    @abstractmethod
+    def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
+        """Return the gradient of the nodes."""
+
+    @abstractmethod
+    def gate(self, before: Tensor, bias: Tensor) -> Tensor:
+        """Add the bias of the map in front, and apply the gate activation; return rows."""
+
+    @abstractmethod
+    def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
+        """Return the gradient of `before`."""
+
+    @abstractmethod
+    def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
+        """Add the bias of the map in front, rotate back, scale by the envelope and sum at the targets."""
+
+    @abstractmethod
+    def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
+        """Return the gradient of the features."""
+
+    @abstractmethod
+    def embed(self, features: Tensor) -> Tensor:
+        """Return `rotate_sum` of features that have m = 0 alone."""
+
+    @abstractmethod
+    def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
+        """Add to the tangents what the features' own dependence on the distance gives, and their rotation."""
+
+    @abstractmethod
+    def edge_gradient(self) -> Tensor:
+        """Return dE/d(edge_vec), [n_edges, 3]."""
+
+
+def plain_hidden(edges: StepEdges, numbers: Tensor, weights: RadialWeights, rows: slice = slice(None)) -> Hidden:
+    """Evaluate one radial network up to its last layer for a run of edges, in plain PyTorch."""
+    geometry, order = edges.geometry, edges.order
+    first = weights.source_table[numbers[order.source[rows]]] + weights.target_table[numbers[order.target[rows]]]
+    first = first + functional.linear(geometry.gaussians[rows], weights.basis)
+    slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
+    value, slope = hidden_with_slope(first, slope, weights.hidden)
+    return value.to(edges.dtype), slope.to(edges.dtype)
+
+
+class PlainEdges(StepEdges):
+    """Plain PyTorch: any type, any device."""
+
+    def __init__(self, edges: EdgeList, n_atoms: int, geometry: EdgeGeometry, shape: MessageShape) -> None:
+        """Sort the edges by source as well."""
+        order = edge_steps.edge_order(edges.edge_index, n_atoms)
+        super().__init__(order, geometry, shape, geometry.distance.dtype)
+        self._tangents = torch.zeros_like(geometry.frames[:, 0])
+
+    def begin(self) -> None:
+        """See `StepEdges`."""
+        self._tangents.zero_()
+
+    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+        """See `StepEdges`."""
+        return [plain_hidden(self, numbers, item) for item in weights.radial_networks]
+
+    def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        return torch.cat(edge_steps.gather_rotate(nodes, self.order, self.geometry, radial, self.shape), dim=1)
+
+    def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        blocks = self._split(gradient, 2 * self.shape.channels)
+        to_nodes, tangents = edge_steps.gather_rotate_adjoint(
+            blocks, nodes, self.order, self.geometry, radial, radial_slope, self.shape
+        )
+        self._tangents += tangents
+        return to_nodes
+
+    def gate(self, before: Tensor, bias: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        return torch.cat(edge_steps.gate(self._before(before, bias), self.shape.lmax, self.shape.hidden), dim=1)
+
+    def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        blocks = self._split(gradient, self.shape.hidden)
+        return torch.cat(edge_steps.gate_adjoint(blocks, self._before(before, bias), self.shape), dim=1)
+
+    def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        return edge_steps.rotate_sum(self._features(features, bias), self.order, self.geometry, self.shape.channels)
+
+    def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        blocks = self._features(features, bias)
+        found, tangents = edge_steps.rotate_sum_adjoint(gradient, blocks, self.order, self.geometry, self.shape)
+        self._tangents += tangents
+        return torch.cat(found, dim=1)
+
+    def embed(self, features: Tensor) -> Tensor:
+        """See `StepEdges`."""
+        return edge_steps.rotate_sum([features], self.order, self.geometry, self.shape.channels)
+
+    def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
+        """See `StepEdges`."""
+        (found,), tangents = edge_steps.rotate_sum_adjoint(gradient, [features], self.order, self.geometry, self.shape)
+        self._tangents += tangents
+        self._tangents[:, 2] += (found * features_slope).sum(1)
+
+    def edge_gradient(self) -> Tensor:
+        """See `StepEdges`."""
+        return edge_steps.edge_gradient(self.geometry, self._tangents)
+
+    def _split(self, rows: Tensor, width: int, extra: int = 0) -> list[Tensor]:
+        sizes = [(1 if m == 0 else 2) * size * width for m, size in enumerate(self.shape.sizes)]
+        sizes[0] += extra
+        return list(rows.split(sizes, dim=1))
+
+    def _before(self, rows: Tensor, bias: Tensor) -> list[Tensor]:
+        first, *rest = self._split(rows, self.shape.hidden, self.shape.lmax * self.shape.hidden)
+        return [first + bias, *rest]
+
+    def _features(self, rows: Tensor, bias: Tensor) -> list[Tensor]:
+        first, *rest = self._split(rows, self.shape.channels)
+        return [first + bias, *rest]

@@ -1,0 +1,197 @@
+"""Radial networks up to their last layer, values and slopes, all networks of a model in one kernel.
+
+The formula is `radial_network.hidden_with_slope`, from the distance on: gaussians, first layer by tables of the elements,
+layer norm, SiLU, linear, layer norm, SiLU (MODEL.md section 5). What comes later in the network amplifies errors made here,
+and the work is small, so products are as good as float32: each operand is the sum of two float16, x = high + low / 2^11, and
+of the four products the three that matter are summed in float32.
+"""
+
+# Triton functions are typed by what they are called with.
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from edgewise.ops.fused.shapes import EdgeTables, check_rows
+from edgewise.ops.launch import width
+from edgewise.ops.reference.radial_network import EPSILON, HiddenWeights
+
+EDGES = 32
+"""Edges of a program: with more, compilers run out of registers on some GPUs."""
+
+SMALLEST_SUM = 16
+"""Matrix units sum over at least this many values."""
+
+LOW_SCALE = 2.0**11
+"""Low parts are stored times this, so that they are normal numbers of float16."""
+
+
+@dataclass(frozen=True)
+class RadialStack:
+    """The networks of a model, one behind the other; unused rows and columns are zero.
+
+    Attributes:
+        basis: [n_networks, 2, basis rows, columns] float16, high and low parts of the first layer, transposed.
+        tables: [n_networks, 2, n_elements, columns] float32, of sources and of targets; the latter hold the bias.
+        linear: [n_networks, 2, columns, columns] float16, high and low parts of the middle layer, transposed.
+        vectors: [n_networks, 5, columns] float32: first scale and shift, bias, second scale and shift.
+        n_hidden: Width of the networks.
+        n_basis: Number of gaussians.
+    """
+
+    basis: Tensor
+    tables: Tensor
+    linear: Tensor
+    vectors: Tensor
+    n_hidden: int
+    n_basis: int
+
+
+def radial_stack(
+    basis: Sequence[Tensor], source: Sequence[Tensor], target: Sequence[Tensor], hidden: Sequence[HiddenWeights]
+) -> RadialStack:
+    """Lay out networks of the same width.
+
+    Args:
+        basis: [n_hidden, n_basis] of each network, the part of the first layer that reads the gaussians.
+        source: [n_elements, n_hidden], the part that reads the source.
+        target: [n_elements, n_hidden], the part that reads the target, with the bias.
+        hidden: The layers between the first and the last.
+    """
+    n_hidden, n_basis = basis[0].shape
+    columns, rows = width(max(n_hidden, SMALLEST_SUM)), width(max(n_basis, SMALLEST_SUM))
+    vectors = [
+        torch.stack([item.first_scale, item.first_shift, item.bias, item.second_scale, item.second_shift])
+        for item in hidden
+    ]
+    tables = [torch.stack(pair) for pair in zip(source, target, strict=True)]
+    return RadialStack(
+        basis=torch.stack([_two_parts(_padded(item.T, rows, columns)) for item in basis]),
+        tables=torch.stack([_padded(item, item.shape[1], columns) for item in tables]).float().contiguous(),
+        linear=torch.stack([_two_parts(_padded(item.linear.T, columns, columns)) for item in hidden]),
+        vectors=torch.stack([_padded(item, 5, columns) for item in vectors]).float().contiguous(),
+        n_hidden=n_hidden,
+        n_basis=n_basis,
+    )
+
+
+def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
+    return functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
+
+
+def _two_parts(x: Tensor) -> Tensor:
+    """Return [2, ...] float16 whose sum, the second over 2^11, is x to 22 bits."""
+    high = x.to(torch.float16)
+    return torch.stack([high, ((x - high.to(x.dtype)) * LOW_SCALE).to(torch.float16)])
+
+
+@triton.jit
+def _product(x, high, low, EXACT: tl.constexpr):
+    """Return x times a matrix given in two parts; EXACT takes both parts of x."""
+    x_high = x.to(tl.float16)
+    if EXACT:
+        x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
+        small = tl.dot(x_low, high)
+        small = tl.dot(x_high, low, small)
+        return tl.dot(x_high, high) + small * (1 / 2048.0)
+    return tl.dot(x_high, high)
+
+
+@triton.jit
+def _norm_and_silu(x, slope, scale, shift, inside, WIDTH: tl.constexpr, EPSILON: tl.constexpr):
+    """Apply layer norm and SiLU to values and slopes; columns beyond the width are and stay zero."""
+    centred = tl.where(inside, x - tl.sum(x, axis=1)[:, None] / WIDTH, 0.0)
+    slope = tl.where(inside, slope - tl.sum(slope, axis=1)[:, None] / WIDTH, 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / WIDTH + EPSILON)[:, None]
+    normed = centred * inverse
+    slope = (slope - normed * (tl.sum(normed * slope, axis=1)[:, None] / WIDTH)) * inverse * scale[None, :]
+    y = normed * scale[None, :] + shift[None, :]
+    s = tl.sigmoid(y)
+    return y * s, slope * s * (1 + y * (1 - s))
+
+
+@triton.jit
+def _radial_hidden(
+    distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step,
+    ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BASIS: tl.constexpr, BASIS_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Evaluate one network for a tile of edges."""
+    network = tl.program_id(1).to(tl.int64)
+    edge = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = edge < tl.load(n_live)
+    column = tl.arange(0, COLUMNS)
+    inside = (column < WIDTH)[None, :]
+    k = tl.arange(0, BASIS_ROWS)
+    d = tl.load(distance + edge, mask=live, other=0.0)
+    offset = (d[:, None] - k[None, :] * step) / (2 * step)
+    gaussians = tl.where((k < BASIS)[None, :], tl.exp(-0.5 * offset * offset), 0.0)
+    slopes = gaussians * offset * (-1 / (2 * step))
+    here = basis + network * (2 * BASIS_ROWS * COLUMNS) + k[:, None] * COLUMNS + column[None, :]
+    high, low = tl.load(here), tl.load(here + BASIS_ROWS * COLUMNS)
+    x = _product(gaussians, high, low, True)
+    slope = _product(slopes, high, low, EXACT_SLOPES)
+    of_source = tl.load(numbers + tl.load(ends + edge, mask=live, other=0)).to(tl.int64)
+    of_target = tl.load(numbers + tl.load(ends + n_edges + edge, mask=live, other=0)).to(tl.int64)
+    table = tables + network * (2 * ELEMENTS * COLUMNS) + column[None, :]
+    x += tl.load(table + of_source[:, None] * COLUMNS) + tl.load(table + (ELEMENTS + of_target)[:, None] * COLUMNS)
+    vector = vectors + network * (5 * COLUMNS) + column
+    x, slope = _norm_and_silu(x, slope, tl.load(vector), tl.load(vector + COLUMNS), inside, WIDTH, EPSILON)
+    row = tl.arange(0, COLUMNS)
+    here = linear + network * (2 * COLUMNS * COLUMNS) + row[:, None] * COLUMNS + column[None, :]
+    high, low = tl.load(here), tl.load(here + COLUMNS * COLUMNS)
+    x = _product(x, high, low, True) + tl.load(vector + 2 * COLUMNS)[None, :]
+    slope = _product(slope, high, low, EXACT_SLOPES)
+    x, slope = _norm_and_silu(
+        x, slope, tl.load(vector + 3 * COLUMNS), tl.load(vector + 4 * COLUMNS), inside, WIDTH, EPSILON
+    )
+    out = (network * n_edges + edge)[:, None] * WIDTH + column[None, :]
+    tl.store(value_out + out, x, mask=live[:, None] & inside)
+    tl.store(slope_out + out, slope, mask=live[:, None] & inside)
+
+
+def radial_hidden(
+    distance: Tensor,
+    numbers: Tensor,
+    edges: EdgeTables,
+    cutoff: float,
+    stack: RadialStack,
+    values: Tensor,
+    slopes: Tensor,
+    *,
+    exact_slopes: bool,
+) -> None:
+    """Evaluate all networks up to their last layer.
+
+    Args:
+        distance: [capacity] float32, Å.
+        numbers: [n_atoms] int32, atomic numbers.
+        edges: Ends and number of the edges.
+        cutoff: Å; the centres of the gaussians lie evenly from 0 to it.
+        stack: The networks.
+        values: [n_networks, capacity, n_hidden], receives the values.
+        slopes: The same, receives their derivatives with respect to the distance, 1/Å.
+        exact_slopes: Products of slopes as good as float32 as well; otherwise their operands are rounded to float16.
+
+    Raises:
+        ValueError: Tensors that do not fit together.
+    """
+    n_networks, _, basis_rows, columns = stack.basis.shape
+    for name, tensor in (("values", values), ("slopes", slopes)):
+        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, stack.n_hidden)
+    check_rows("distance", distance[None], 1, edges.capacity)
+    if edges.capacity:
+        _radial_hidden[(triton.cdiv(edges.capacity, EDGES), n_networks)](
+            distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
+            edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1),
+            ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
+            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, num_warps=8,
+        )  # fmt: skip

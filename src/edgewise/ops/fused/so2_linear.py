@@ -1,0 +1,73 @@
+"""SO(2) linear maps on rows of edges: one matrix product for each order, on the columns of that order.
+
+The products read and write columns of longer rows in place, so nothing is joined or split. Biases belong to m = 0 alone and
+are added by what reads the results next: a product that adds them would have to write rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgewise.ops.reference.edges import EdgeSegment, SO2Weights
+
+
+@dataclass(frozen=True)
+class SO2Map:
+    """Weights of one map for both directions.
+
+    Attributes:
+        blocks: One [n_out, n_in] matrix for each order.
+        transposed: The same, [n_in, n_out]: products are fastest where both operands run along the sum.
+        bias: [n_out of m = 0], float32 or float64.
+    """
+
+    blocks: tuple[Tensor, ...]
+    transposed: tuple[Tensor, ...]
+    bias: Tensor
+
+
+def so2_map(weights: SO2Weights, dtype: torch.dtype) -> SO2Map:
+    """Lay out the weights of a map with operands of the given type, rounded to nearest."""
+    blocks = tuple(block.to(dtype) for block in weights.blocks)
+    return SO2Map(blocks, tuple(block.T.contiguous() for block in blocks), weights.bias)
+
+
+def so2_linear(rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
+    """Apply an SO(2) map without its bias.
+
+    Args:
+        rows: [n_rows, sum of n_in], the columns of the orders one after the other.
+        maps: One for each distinct mixture of experts.
+        segments: Runs of rows that share weights; they cover all of them in order.
+
+    Returns:
+        [n_rows, sum of n_out].
+    """
+    return _products(rows, [item.blocks for item in maps], segments)
+
+
+def so2_linear_adjoint(gradient: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
+    """Return the gradient [n_rows, sum of n_in] of the rows for the gradient [n_rows, sum of n_out] of the results."""
+    return _products(gradient, [item.transposed for item in maps], segments)
+
+
+def _products(rows: Tensor, matrices: Sequence[tuple[Tensor, ...]], segments: Sequence[EdgeSegment]) -> Tensor:
+    first = matrices[0]
+    out = torch.empty(rows.shape[0], sum(item.shape[0] for item in first), dtype=rows.dtype, device=rows.device)
+    for segment in segments:
+        run = slice(None) if len(segments) == 1 else slice(segment.start, segment.stop)
+        for columns_in, columns_out, matrix in _columns(matrices[segment.weights]):
+            torch.mm(rows[run, columns_in], matrix.T, out=out[run, columns_out])
+    return out
+
+
+def _columns(matrices: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
+    start_in = start_out = 0
+    for matrix in matrices:
+        n_out, n_in = matrix.shape
+        yield slice(start_in, start_in + n_in), slice(start_out, start_out + n_out), matrix
+        start_in, start_out = start_in + n_in, start_out + n_out

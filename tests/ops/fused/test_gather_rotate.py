@@ -1,0 +1,100 @@
+"""Gathering and rotating in mode fused, and the adjoint: any shape, against the reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
+from edgewise.ops.fused.segment_sum import segment_sum
+from edgewise.ops.reference import edge_steps
+from tests import tolerances
+from tests.ops.fused.problems import SHAPES, SIZES, SPARE, Problem, joined, poisoned
+from tests.ops.kernel_problems import DEVICE
+
+pytestmark = pytest.mark.kernels
+
+
+@pytest.mark.parametrize(("lmax", "mmax"), SHAPES)
+@pytest.mark.parametrize(("n_edges", "channels"), SIZES)
+def test_forward(lmax: int, mmax: int, n_edges: int, channels: int) -> None:
+    given = Problem(lmax, mmax, n_edges, channels)
+    nodes, radial = given.nodes(), given.rows(2 * channels * sum(given.shape.sizes))
+    out = poisoned(given.capacity, given.n_edge_coefficients * 2 * channels)
+    gather_rotate(nodes.float(), given.edges, radial.float(), given.shape, out)
+    expected = edge_steps.gather_rotate(nodes, given.order, given.geometry, radial[:n_edges], given.shape)
+    torch.testing.assert_close(out[:n_edges].double(), joined(expected), **tolerances.FUSED)
+    assert out[n_edges:].isnan().all(), "rows that hold no edge are not written"
+
+
+@pytest.mark.parametrize(("lmax", "mmax"), SHAPES)
+@pytest.mark.parametrize(("n_edges", "channels"), SIZES)
+@pytest.mark.parametrize("n_slices", [1, 3])
+def test_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, n_slices: int) -> None:
+    given = Problem(lmax, mmax, n_edges, channels)
+    nodes, width = given.nodes(), 2 * channels * sum(given.shape.sizes)
+    radial, slope = given.rows(width), given.rows(width)
+    gradient = given.rows(given.n_edge_coefficients * 2 * channels)
+    rows = poisoned(given.capacity, given.n_coefficients, channels)
+    parts = poisoned(n_slices, given.n_atoms, given.n_coefficients, channels)
+    tangents = given.tangents(2 * (lmax + 1))
+    before = tangents.double().sum(0)[:n_edges]
+    scaled = gradient.clone()
+    scaled[:n_edges] *= given.scale_of_edge
+    gather_rotate_adjoint(
+        scaled.float(), nodes.float(), given.edges, radial.float(), slope.float(), given.shape, rows, parts, tangents
+    )
+    found = segment_sum(rows, parts, given.edges, poisoned(given.n_atoms, given.n_coefficients, channels))
+    expected, expected_tangents = edge_steps.gather_rotate_adjoint(
+        given.split(gradient, 2 * channels),
+        nodes,
+        given.order,
+        given.geometry,
+        radial[:n_edges],
+        slope[:n_edges],
+        given.shape,
+    )
+    torch.testing.assert_close(found.double(), expected, **tolerances.FUSED_SUMS)
+    found_tangents = tangents.double().sum(0)[:n_edges] - before
+    torch.testing.assert_close(found_tangents, expected_tangents, **tolerances.FUSED_SUMS)
+    assert rows[n_edges:].isnan().all()
+
+
+def test_float16_rows_are_rounded_once() -> None:
+    """What is stored in float16 is the float32 result, rounded to nearest."""
+    given = Problem(2, 2, 17, 8)
+    nodes, radial = given.nodes().float(), given.rows(16 * 6).half()
+    wide, narrow = (poisoned(20, 9 * 16, dtype=dtype) for dtype in (torch.float32, torch.float16))
+    gather_rotate(nodes, given.edges, radial, given.shape, wide)
+    gather_rotate(nodes, given.edges, radial, given.shape, narrow)
+    assert torch.equal(narrow[:17], wide[:17].half())
+
+
+def test_runs_repeat_to_the_bit() -> None:
+    given = Problem(2, 2, 17 if DEVICE == "cpu" else 5003, 8 if DEVICE == "cpu" else 128)
+    channels = given.channels
+    nodes, width = given.nodes().float(), 2 * channels * 6
+    radial, slope = given.rows(width).float(), given.rows(width).float()
+    gradient = given.rows(18 * channels).float()
+    found = []
+    for _ in range(2 if DEVICE == "cpu" else 10):
+        rows, parts = poisoned(given.capacity, 9, channels), poisoned(2, given.n_atoms, 9, channels)
+        tangents = torch.zeros(6, given.capacity, 3, device=DEVICE)
+        gather_rotate_adjoint(gradient, nodes, given.edges, radial, slope, given.shape, rows, parts, tangents)
+        out = segment_sum(rows, parts, given.edges, poisoned(given.n_atoms, 9, channels))
+        found.append((out, tangents[:, : given.n_edges]))
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["radial", "out", "nodes"])
+def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
+    given = Problem(2, 2, 7, 4)
+    tensors = {
+        "nodes": given.nodes().float(),
+        "radial": given.rows(8 * 6).float(),
+        "out": poisoned(7 + SPARE, 9 * 8),
+    }
+    tensors[name] = tensors[name][..., 1:]
+    with pytest.raises(ValueError, match=f"{name} has shape"):
+        gather_rotate(tensors["nodes"], given.edges, tensors["radial"], given.shape, tensors["out"])

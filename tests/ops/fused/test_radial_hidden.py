@@ -1,0 +1,82 @@
+"""Radial networks in one kernel: values and slopes against the reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgewise.ops.fused.radial_hidden import EDGES, RadialStack, radial_hidden, radial_stack
+from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope
+from tests import tolerances
+from tests.ops.fused.problems import CUTOFF, SPARE, Problem, poisoned
+from tests.ops.kernel_problems import DEVICE
+
+pytestmark = pytest.mark.kernels
+
+N_ELEMENTS, N_NETWORKS = 6, 2
+
+
+class Networks:
+    """Random networks, and their values by the reference."""
+
+    def __init__(self, given: Problem, n_hidden: int, n_basis: int) -> None:
+        self.given, self.n_basis = given, n_basis
+        scale = n_hidden**-0.5
+        self.basis = [given.random(n_hidden, n_basis) for _ in range(N_NETWORKS)]
+        self.source = [given.random(N_ELEMENTS, n_hidden) for _ in range(N_NETWORKS)]
+        self.target = [given.random(N_ELEMENTS, n_hidden) for _ in range(N_NETWORKS)]
+        self.hidden = [
+            HiddenWeights(
+                1 + 0.1 * given.random(n_hidden),
+                0.1 * given.random(n_hidden),
+                scale * given.random(n_hidden, n_hidden),
+                0.1 * given.random(n_hidden),
+                1 + 0.1 * given.random(n_hidden),
+                0.1 * given.random(n_hidden),
+            )
+            for _ in range(N_NETWORKS)
+        ]
+        self.numbers = torch.randint(N_ELEMENTS, (given.n_atoms,), generator=given.generator).to(DEVICE)
+
+    def stack(self) -> RadialStack:
+        return radial_stack(self.basis, self.source, self.target, self.hidden)
+
+    def expected(self, network: int) -> tuple[Tensor, Tensor]:
+        centres = torch.linspace(0, CUTOFF, self.n_basis, dtype=torch.float64, device=DEVICE)
+        width = 2 * (centres[1] - centres[0])
+        offset = (self.given.geometry.distance[:, None] - centres) / width
+        gaussians = torch.exp(-0.5 * offset**2)
+        first = functional.linear(gaussians, self.basis[network])
+        first = first + self.source[network][self.numbers[self.given.order.source]]
+        first = first + self.target[network][self.numbers[self.given.order.target]]
+        slope = functional.linear(-gaussians * offset / width, self.basis[network])
+        return hidden_with_slope(first, slope, self.hidden[network])
+
+
+@pytest.mark.parametrize("n_edges", [0, 1, 17, EDGES + 1])
+@pytest.mark.parametrize(("n_hidden", "n_basis"), [(8, 8), (20, 5), (32, 32)])
+@pytest.mark.parametrize("exact_slopes", [True, False])
+def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int, exact_slopes: bool) -> None:
+    given = Problem(2, 2, n_edges, 4)
+    networks = Networks(given, n_hidden, n_basis)
+    values, slopes = (poisoned(N_NETWORKS, given.capacity, n_hidden) for _ in range(2))
+    distance = given.filled(given.geometry.distance.float())
+    radial_hidden(
+        distance,
+        networks.numbers.int(),
+        given.edges,
+        CUTOFF,
+        networks.stack(),
+        values,
+        slopes,
+        exact_slopes=exact_slopes,
+    )
+    for network in range(N_NETWORKS):
+        value, slope = networks.expected(network)
+        torch.testing.assert_close(values[network, :n_edges].double(), value, **tolerances.FUSED)
+        bound = tolerances.FUSED_SUMS if exact_slopes else tolerances.FUSED_ROUNDED
+        torch.testing.assert_close(slopes[network, :n_edges].double(), slope, **bound)
+    assert values[:, n_edges:].isnan().all()
+    assert values.shape[1] == n_edges + SPARE
