@@ -56,9 +56,19 @@ def kernels() -> list[tuple[str, Any, dict[str, int | bool]]]:
     return found
 
 
-def compile_for(function: Any, constants: dict[str, int | bool], capability: int) -> Any:
-    """Compile a kernel for float32 tensors whose rows begin at multiples of 16 bytes, as torch makes them."""
-    types = {"edge_index": "*i64", "n_edges": "i32", "stride_0": "i32", "stride_1": "i32", "stride_2": "i32"}
+TYPES = {"edge_index": "*i64", "n_edges": "i32", "stride_0": "i32", "stride_1": "i32", "stride_2": "i32"}
+"""Types of arguments by their names; the others are float32 tensors."""
+
+
+def compile_for(
+    function: Any,
+    constants: dict[str, Any],
+    capability: int,
+    types: dict[str, str] | None = None,
+    num_warps: int | None = None,
+) -> Any:
+    """Compile a kernel for tensors whose rows begin at multiples of 16 bytes, as torch makes them."""
+    types = TYPES if types is None else types
     names = function.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in names}
     aligned = [name for name in names if signature[name].startswith("*") or name.startswith("stride")]
@@ -69,7 +79,7 @@ def compile_for(function: Any, constants: dict[str, int | bool], capability: int
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options={"num_warps": warps(CHANNELS)})
+    return triton.compile(source, target=target, options={"num_warps": num_warps or warps(CHANNELS)})
 
 
 def resources(compiled: Any, capability: int) -> dict[str, int]:

@@ -6,7 +6,7 @@ of the map in front, which belongs to the gate scalars and to m = 0, is added he
 """
 
 # Triton functions are typed by what they are called with.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _constants(shape: MessageShape) -> dict[str, int]:
 
 
 def _grid(edges: EdgeTables, shape: MessageShape) -> tuple[int, int]:
-    return triton.cdiv(edges.capacity, EDGES), shape.lmax + 1
+    return -(-edges.capacity // EDGES), shape.lmax + 1
 
 
 def gate(before: Tensor, bias: Tensor, edges: EdgeTables, shape: MessageShape, out: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ atom. Gradients of edges carry the power of two of their target (`EdgeTables.sca
 """
 
 # Triton functions are typed by what they are called with.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def torque_of_pair(
     DEGREE: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Add what the orders +-M (b, y) and +-(M + 1) (b_, y_) give to the torque; M = 0 has one order on its side."""
-    c: tl.constexpr = coupling(DEGREE, M)
+    c = coupling(DEGREE, M)
     if M == 0:
         torque_x += c * (b_plus_ * y_plus - b_plus * y_plus_)
         torque_z += c * (b_plus * y_minus_ - b_minus_ * y_plus)

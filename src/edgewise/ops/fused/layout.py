@@ -7,8 +7,18 @@ adjoint reads of degree l (the torque couples neighbouring orders, so one more t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
 
 import triton
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def in_kernels_too(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let kernels call a function of constants while they are compiled, as Python does anywhere else."""
+    return cast("Callable[Arguments, Result]", cast("Any", triton).constexpr_function(function))
 
 
 def n_edge_coefficients(lmax: int, mmax: int) -> int:
@@ -16,7 +26,7 @@ def n_edge_coefficients(lmax: int, mmax: int) -> int:
     return coefficient(lmax, -mmax, lmax) + 1
 
 
-@triton.constexpr_function
+@in_kernels_too
 def coefficient(degree: int, order: int, lmax: int) -> int:
     """Return the place of a coefficient in m-major order: m = 0, then for each m >= 1 all (l, +m) and all (l, -m)."""
     m = abs(order)
@@ -26,20 +36,20 @@ def coefficient(degree: int, order: int, lmax: int) -> int:
     return before + (lmax - m + 1 if order < 0 else 0) + degree - m
 
 
-@triton.constexpr_function
+@in_kernels_too
 def radial_factor(degree: int, order: int, lmax: int) -> int:
     """Return the place of the radial factor of a coefficient, in units of 2 channels; +m and -m share theirs."""
     m = abs(order)
     return m * (lmax + 1) - m * (m - 1) // 2 + degree - m
 
 
-@triton.constexpr_function
+@in_kernels_too
 def highest(degree: int, mmax: int) -> int:
     """Return the largest order of a degree that rotations are kept for."""
     return min(degree, mmax + 1)
 
 
-@triton.constexpr_function
+@in_kernels_too
 def rotation(degree: int, order: int, mmax: int) -> int:
     """Return where the row of a coefficient's rotation begins in an edge's row of geometry; degrees from 1 on."""
     place = 1
@@ -48,25 +58,25 @@ def rotation(degree: int, order: int, mmax: int) -> int:
     return place + (order + min(degree, mmax + 1)) * (2 * degree + 1)
 
 
-@triton.constexpr_function
+@in_kernels_too
 def envelope_slope(lmax: int, mmax: int) -> int:
     """Return where the slope of the envelope stands; the envelope itself stands in front."""
     return rotation(lmax + 1, -min(lmax + 1, mmax + 1), mmax)
 
 
-@triton.constexpr_function
+@in_kernels_too
 def geometry_width(lmax: int, mmax: int) -> int:
     """Return the number of values of an edge's geometry: a multiple of 4, so that rows begin at multiples of 16 bytes."""
     return -(-(envelope_slope(lmax, mmax) + 1) // 4) * 4
 
 
-@triton.constexpr_function
+@in_kernels_too
 def coupling(degree: int, m: int) -> float:
     """Return how strongly turning a frame couples the orders m and m + 1 of a degree (MODEL.md section 10.1)."""
     return math.sqrt((degree - m) * (degree + m + 1) / (2 if m == 0 else 4))
 
 
-@triton.constexpr_function
+@in_kernels_too
 def tile_rows(degree: int) -> int:
     """Return the rows of a tile that holds the coefficients of a degree: a power of two."""
     return 1 << (2 * degree).bit_length() if degree else 1

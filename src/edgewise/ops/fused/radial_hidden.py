@@ -7,7 +7,7 @@ of the four products the three that matter are summed in float32.
 """
 
 # Triton functions are typed by what they are called with.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ themselves, which adds env <G, dz/dd>. The bias of the map in front, which belon
 """
 
 # Triton functions are typed by what they are called with.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 

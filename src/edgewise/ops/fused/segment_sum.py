@@ -1,7 +1,7 @@
 """Sums over the edges out of each atom, in a fixed order: the rows of sources, and the slices of targets."""
 
 # Triton functions are typed by what they are called with.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPrivateUsage=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 

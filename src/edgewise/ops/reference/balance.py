@@ -33,6 +33,9 @@ def balance_adjoint(gradient: Tensor, channels: tuple[int, ...], system_idx: Ten
 
 def _sums(x: Tensor, channels: tuple[int, ...], system_idx: Tensor, n_atoms: Tensor) -> Tensor:
     values = x[:, 0, channels[0] : channels[-1] + 1]
+    if n_atoms.shape[0] == 1:
+        # In a fixed order, unlike `index_add` on GPUs.
+        return values.sum(0, keepdim=True)
     return values.new_zeros(n_atoms.shape[0], len(channels)).index_add(0, system_idx, values)
 
 

@@ -1,0 +1,76 @@
+"""Compiles the kernels of mode fused ahead of time for a GPU that need not be there, and prints registers and spills.
+
+    python -m tests.ops.fused.compile_kernels 80 90 100
+
+A process of its own, since a kernel that was defined for the interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from edgewise.ops.fused import gate, gather_rotate, radial_hidden, rotate_sum, segment_sum
+from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
+from edgewise.ops.reference.radial_network import EPSILON
+from edgewise.so3 import block_sizes
+from tests.ops.compile_kernels import CHANNELS, compile_for, resources
+
+SHAPES = [(2, 2), (2, 1), (4, 2)]
+"""lmax and mmax of published models."""
+
+INTEGERS = ("ends", "n_live", "starts", "by_source", "numbers")
+ROWS = ("radial", "radial_slope", "rows", "before", "features", "features_slope", "value_out", "slope_out")
+TYPES = {
+    **dict.fromkeys(INTEGERS, "*i32"),
+    **dict.fromkeys((*ROWS, "gradient", "out", "basis", "linear"), "*fp16"),
+    **dict.fromkeys(("n_edges", "n_atoms"), "i32"),
+    "step": "fp32",
+}
+"""Rows of edges in float16; everything else that is not named is a float32 tensor."""
+
+
+def kernels(lmax: int, mmax: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield name, function, constants, types and warps of each kernel that acts on edges of a shape."""
+    tile = {"LMAX": lmax, "MMAX": mmax, "CHANNELS": CHANNELS, "BLOCK": CHANNELS}
+    width = {"COEFFICIENTS": n_edge_coefficients(lmax, mmax), "GEOMETRY": geometry_width(lmax, mmax)}
+    ends = {**tile, **width, "FACTORS": sum(block_sizes(lmax, mmax))}
+    yield "gather_rotate", gather_rotate._gather_rotate, ends, TYPES, 1
+    yield "gather_rotate to source", gather_rotate._gather_rotate_to_source, ends, TYPES, 1
+    yield "gather_rotate to target", gather_rotate._gather_rotate_to_target, {**ends, "SLICES": 4}, TYPES, 1
+    nodes = {**TYPES, "gradient": "*fp32"}
+    for orders in (mmax, 0):
+        own = {**tile, **width, "ORDERS": orders, "COEFFICIENTS": n_edge_coefficients(lmax, orders)}
+        yield "rotate_sum", rotate_sum._rotate_sum, {**own, "SLICES": 4}, TYPES, 1
+        constants = {**own, "EMBEDDING": orders == 0}
+        yield "rotate_sum to edges", rotate_sum._rotate_sum_to_edges, constants, nodes, 1
+    hidden = {"LMAX": lmax, "MMAX": mmax, "HIDDEN": CHANNELS, "BLOCK": CHANNELS, "ROWS": gate.EDGES}
+    hidden["COEFFICIENTS"] = width["COEFFICIENTS"]
+    yield "gate", gate._gate, hidden, TYPES, 4
+    yield "gate adjoint", gate._gate_adjoint, hidden, TYPES, 4
+    summed = {"COEFFICIENTS": (lmax + 1) ** 2, "CHANNELS": CHANNELS, "BLOCK": CHANNELS, "SLICES": 4}
+    yield "segment_sum", segment_sum._segment_sum, summed, {**TYPES, "out": "*fp32"}, 1
+
+
+def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield the radial networks, with slopes as good as float32 and with rounded ones."""
+    sizes = {"ELEMENTS": 100, "WIDTH": CHANNELS, "COLUMNS": CHANNELS, "BASIS": 32, "BASIS_ROWS": 32}
+    for exact in (True, False):
+        constants = {**sizes, "ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": exact}
+        yield "radial_hidden", radial_hidden._radial_hidden, constants, TYPES, 8
+
+
+def main() -> None:
+    """Print one row for each kernel and GPU."""
+    for capability in map(int, sys.argv[1:]):
+        listed = [item for shape in SHAPES for item in kernels(*shape)] + list(radial_kernels())
+        for name, function, constants, types, num_warps in listed:
+            compiled = compile_for(function, constants, capability, types, num_warps)
+            row = {"kernel": name, **constants, "capability": capability}
+            print(json.dumps({**row, **resources(compiled, capability)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
