@@ -58,7 +58,7 @@ def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str],
     """Yield the radial networks, with slopes as good as float32 and with rounded ones."""
     sizes = {"ELEMENTS": 100, "WIDTH": CHANNELS, "COLUMNS": CHANNELS, "BASIS": 32, "BASIS_ROWS": 32}
     for exact in (True, False):
-        constants = {**sizes, "ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": exact}
+        constants = {**sizes, "ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": exact, "PARTS": 2}
         yield "radial_hidden", radial_hidden._radial_hidden, constants, TYPES, 8
 
 

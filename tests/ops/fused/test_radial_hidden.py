@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgewise.ops.fused.radial_hidden import EDGES, RadialStack, radial_hidden, radial_stack
-from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope
+from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope, twice, two_parts
 from tests import tolerances
 from tests.ops.fused.problems import CUTOFF, SPARE, Problem, poisoned
 from tests.ops.kernel_problems import DEVICE
@@ -80,3 +80,26 @@ def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int, exact_slop
         torch.testing.assert_close(slopes[network, :n_edges].double(), slope, **bound)
     assert values[:, n_edges:].isnan().all()
     assert values.shape[1] == n_edges + SPARE
+
+
+def test_float16_values_come_in_two_parts() -> None:
+    """The sum of both is as good as float32, and the product with a matrix beside itself is that of the sum."""
+    given = Problem(2, 2, 17, 4)
+    networks = Networks(given, 20, 5)
+    values, slopes = (poisoned(N_NETWORKS, given.capacity, 40, dtype=torch.float16) for _ in range(2))
+    distance = given.filled(given.geometry.distance.float())
+    radial_hidden(
+        distance, networks.numbers.int(), given.edges, CUTOFF, networks.stack(), values, slopes, exact_slopes=True
+    )
+    value, slope = networks.expected(0)
+    matrix = given.random(3, 20).half().double()
+    for found, expected in ((values, value), (slopes, slope)):
+        parts = found[0, :17].double()
+        torch.testing.assert_close(parts[:, :20] + parts[:, 20:], expected, **tolerances.FUSED_SUMS)
+        assert (parts[:, 20:].abs() <= parts[:, :20].abs() / 2048 + 1e-7).all(), (
+            "the second part is what rounding leaves"
+        )
+        product = functional.linear(parts, twice(matrix.float(), torch.float16).double())
+        torch.testing.assert_close(product, expected @ matrix.T, **tolerances.FUSED_SUMS)
+    again = two_parts(value.float(), torch.float16).double()
+    torch.testing.assert_close(again[:, :20] + again[:, 20:], value, **tolerances.FUSED)

@@ -17,10 +17,11 @@ from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
-from edgewise.ops.reference.radial_network import hidden_with_slope
+from edgewise.ops.reference.radial_network import hidden_with_slope, two_parts
 
 Hidden = tuple[Tensor, Tensor]
-"""Input of a radial network's last layer [n_edges, width], and its derivative with respect to the distance."""
+"""Input of a radial network's last layer, and its derivative with respect to the distance: [n_edges, width], in two parts for
+rows in float16 (`radial_network.two_parts`)."""
 
 
 class StepEdges(ABC):
@@ -94,7 +95,7 @@ def plain_hidden(edges: StepEdges, numbers: Tensor, weights: RadialWeights, rows
     first = first + functional.linear(geometry.gaussians[rows], weights.basis)
     slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
     value, slope = hidden_with_slope(first, slope, weights.hidden)
-    return value.to(edges.dtype), slope.to(edges.dtype)
+    return two_parts(value, edges.dtype), two_parts(slope, edges.dtype)
 
 
 class PlainEdges(StepEdges):

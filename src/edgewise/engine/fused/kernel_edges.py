@@ -79,8 +79,9 @@ class KernelEdges(StepEdges):
         if id(weights) not in self._stacks:
             self._stacks[id(weights)] = _stack(weights)
         stack = self._stacks[id(weights)]
+        parts = 2 if self.dtype == torch.float16 else 1
         values, slopes = (
-            self._rows(stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
+            self._rows(parts * stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
             for _ in range(2)
         )
         distance = functional.pad(self.geometry.distance.float(), (0, self._tables.capacity - self._n_edges))

@@ -13,7 +13,7 @@ from edgewise.model.layers import EquivariantNorm, FeedForward, RadialMLP
 from edgewise.ops.fused.so2_linear import SO2Map, so2_map
 from edgewise.ops.reference.feed_forward import FeedForwardWeights
 from edgewise.ops.reference.norm import NormWeights
-from edgewise.ops.reference.radial_network import HiddenWeights
+from edgewise.ops.reference.radial_network import HiddenWeights, twice
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RadialWeights:
         source_table: [n_elements, width], the part that reads the element of the source.
         target_table: [n_elements, width], the same for the target, with the bias.
         hidden: The layers between the first and the last.
-        last: [n_out, width], in the type of the rows of edges.
+        last: [n_out, width], in the type of the rows of edges; for float16 twice, [n_out, 2 width].
         last_bias: [n_out], likewise.
     """
 
@@ -104,7 +104,7 @@ def _radial(
         source_table=functional.linear(backbone.source_embedding.weight, source),
         target_table=functional.linear(backbone.target_embedding.weight, target, network.first_bias),
         hidden=network.hidden_weights(weights),
-        last=(weights[-1] * scale).to(dtype),
+        last=twice(weights[-1] * scale, dtype),
         last_bias=(network.last_bias * scale).to(dtype),
     )
 

@@ -119,10 +119,18 @@ def _norm_and_silu(x, slope, scale, shift, inside, WIDTH: tl.constexpr, EPSILON:
 
 
 @triton.jit
+def _store(pointer, x, inside, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """Store values, the rest that float16 leaves behind them where there are two parts."""
+    tl.store(pointer, x, mask=inside)
+    if PARTS == 2:
+        tl.store(pointer + WIDTH, x - x.to(tl.float16).to(tl.float32), mask=inside)
+
+
+@triton.jit
 def _radial_hidden(
     distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step,
     ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BASIS: tl.constexpr, BASIS_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr,
+    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Evaluate one network for a tile of edges."""
     network = tl.program_id(1).to(tl.int64)
@@ -153,9 +161,9 @@ def _radial_hidden(
     x, slope = _norm_and_silu(
         x, slope, tl.load(vector + 3 * COLUMNS), tl.load(vector + 4 * COLUMNS), inside, WIDTH, EPSILON
     )
-    out = (network * n_edges + edge)[:, None] * WIDTH + column[None, :]
-    tl.store(value_out + out, x, mask=live[:, None] & inside)
-    tl.store(slope_out + out, slope, mask=live[:, None] & inside)
+    out = (network * n_edges + edge)[:, None] * (PARTS * WIDTH) + column[None, :]
+    _store(value_out + out, x, live[:, None] & inside, PARTS, WIDTH)
+    _store(slope_out + out, slope, live[:, None] & inside, PARTS, WIDTH)
 
 
 def radial_hidden(
@@ -177,7 +185,8 @@ def radial_hidden(
         edges: Ends and number of the edges.
         cutoff: Å; the centres of the gaussians lie evenly from 0 to it.
         stack: The networks.
-        values: [n_networks, capacity, n_hidden], receives the values.
+        values: [n_networks, capacity, n_hidden], receives the values; in float16 [n_networks, capacity, 2 n_hidden], in two
+            parts (`radial_network.two_parts`).
         slopes: The same, receives their derivatives with respect to the distance, 1/Å.
         exact_slopes: Products of slopes as good as float32 as well; otherwise their operands are rounded to float16.
 
@@ -185,13 +194,14 @@ def radial_hidden(
         ValueError: Tensors that do not fit together.
     """
     n_networks, _, basis_rows, columns = stack.basis.shape
+    parts = 2 if values.dtype == torch.float16 else 1
     for name, tensor in (("values", values), ("slopes", slopes)):
-        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, stack.n_hidden)
+        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, parts * stack.n_hidden)
     check_rows("distance", distance[None], 1, edges.capacity)
     if edges.capacity:
         _radial_hidden[(triton.cdiv(edges.capacity, EDGES), n_networks)](
             distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
             edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1),
             ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
-            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, num_warps=8,
+            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, PARTS=parts, num_warps=8,
         )  # fmt: skip
