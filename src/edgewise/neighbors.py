@@ -183,10 +183,13 @@ def _check_extents(batch: SystemBatch, cutoff: float) -> None:
     offsets = batch.offsets()
     for system in range(batch.n_systems):
         positions = batch.positions[offsets[system] : offsets[system + 1]].numpy()
-        inverse = np.linalg.inv(batch.cell[system].numpy())
         pbc = batch.pbc[system].numpy()
-        fractions = 1.0 if pbc.all() else np.where(pbc, 1.0, np.ptp(positions @ inverse, axis=0))
-        widths = fractions / np.linalg.norm(inverse, axis=0)
+        if pbc.any():
+            inverse = np.linalg.inv(batch.cell[system].numpy())
+            fractions = 1.0 if pbc.all() else np.where(pbc, 1.0, np.ptp(positions @ inverse, axis=0))
+            widths = fractions / np.linalg.norm(inverse, axis=0)
+        else:
+            widths = np.ptp(positions, axis=0)
         if widths.max() > LARGEST_EXTENT * cutoff:
             message = (
                 f"{_name(batch, system)} is {widths.max():.3g} Å wide, more than {LARGEST_EXTENT} cutoffs of {cutoff} Å; "

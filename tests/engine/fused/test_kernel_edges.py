@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from edgewise.engine.fused.weights import prepare
 from edgewise.potential import Potential
 from edgewise.systems import batch_from_atoms
 from tests import tolerances
-from tests.cases import ARCHITECTURES, potential, water
+from tests.cases import ARCHITECTURES, golden_checkpoint, potential, water
 from tests.model.test_options import open_variant
 from tests.ops.kernel_problems import DEVICE
 
@@ -78,11 +79,11 @@ def test_float16_gradients_of_any_size_are_held() -> None:
     """Gradients carry powers of two, so that energies in units a million times smaller lose nothing."""
     general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
     usual = on_kernels(general, torch.float16).predict([water()], "omol")
-    small = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
-    head = small._runner.network.output_heads
-    for name, parameter in head.named_parameters():
-        if ".4." in name:
-            parameter.mul_(2.0**-24)
+    checkpoint = golden_checkpoint("uma-s-tiny")
+    last = ".energy_block.4."
+    weights = {name: value * 2.0**-24 if last in name else value for name, value in checkpoint.weights.items()}
+    settings = edgewise.InferenceSettings(precision="float32", execution_mode="general")
+    small = Potential(replace(checkpoint, weights=weights), device=DEVICE, settings=settings)
     found = on_kernels(small, torch.float16).predict([water()], "omol")
     assert np.abs(usual.forces).max() > 0
     assert np.array_equal(found.forces * 2.0**24, usual.forces)
