@@ -22,6 +22,7 @@ from torch import Tensor
 
 import edgewise
 from edgewise.engine.fused.kernel_edges import KernelEdges
+from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
 from edgewise.systems import batch_from_atoms
@@ -103,7 +104,7 @@ def main() -> None:
         dtype = getattr(torch, name)
         torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        step = Step(network, partial(KernelEdges, cutoff=network.config.cutoff, dtype=dtype))
+        step = Step(network, partial(KernelEdges, cutoff=network.config.cutoff, dtype=dtype), KernelNodes())
         inputs = step.inputs(batch, edges, [prepare(network.backbone, item, dtype) for item in mixed], of_system)
         graph, node_energy, gradient = captured(step, inputs)
         torch.cuda.synchronize()

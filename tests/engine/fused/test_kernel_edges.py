@@ -12,6 +12,7 @@ from ase import Atoms
 
 import edgewise
 from edgewise.engine.fused.kernel_edges import KernelEdges
+from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
 from edgewise.engine.fused.step import Step
 from edgewise.engine.fused.weights import prepare
@@ -32,6 +33,7 @@ def on_kernels(general: Potential, dtype: torch.dtype) -> Potential:
     made._runner = FusedRunner(runner.network, general._scales, general.settings, runner.device, runner.precision)
     made._runner.make_edges = partial(KernelEdges, cutoff=general.cutoff, dtype=dtype)
     made._runner.row_dtype = dtype
+    made._runner.nodes = KernelNodes()
     return made
 
 
@@ -95,7 +97,7 @@ def test_a_step_can_be_made_again() -> None:
     runner, batch = general._runner, batch_from_atoms([water()], ["omol"])
     edges = runner._edges(batch).to(DEVICE)
     mixed, of_system = runner.mixtures.for_batch(batch)
-    step = Step(runner.network, partial(KernelEdges, cutoff=general.cutoff))
+    step = Step(runner.network, partial(KernelEdges, cutoff=general.cutoff), KernelNodes())
     weights = [prepare(runner.network.backbone, item, torch.float32) for item in mixed]
     inputs = step.inputs(batch.to(DEVICE), edges, weights, of_system)
     (one, gradient), (other, again) = (step.evaluate(inputs) for _ in range(2))

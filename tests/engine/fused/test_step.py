@@ -62,3 +62,15 @@ def test_every_option_equals_general(name: str) -> None:
     assert general.config.activation == "gate"
     tasks = [general.tasks[number % len(general.tasks)] for number in range(len(structures()))]
     assert_equal(written_out(general).predict(structures(), tasks), general.predict(structures(), tasks))
+
+
+def test_prepared_weights_are_kept_as_long_as_their_mixtures() -> None:
+    model = written_out(potential())
+    runner = model._runner
+    assert isinstance(runner, FusedRunner)
+    for atoms in (water(), salt(), water(), salt()):
+        model.predict([atoms], "omat")
+    assert len(runner._kept) == runner.mixtures.n_kept == 2
+    before = [made for _, made in runner._kept]
+    model.predict([water()], "omat")
+    assert [made for _, made in runner._kept] == before

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from edgewise.ops.fused import gate, gather_rotate, radial_hidden, rotate_sum, segment_sum
+from edgewise.ops.fused import gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
+from edgewise.ops.reference.norm import EPSILON as NORM_EPSILON
 from edgewise.ops.reference.radial_network import EPSILON
 from edgewise.so3 import block_sizes
 from tests.ops.compile_kernels import CHANNELS, compile_for, resources
@@ -62,10 +63,20 @@ def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str],
         yield "radial_hidden", radial_hidden._radial_hidden, constants, TYPES, 8
 
 
+def norm_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield the norms of nodes for lmax = 2 and 4."""
+    types = {**TYPES, "groups": "*i32", "gradient": "*fp32", "out": "*fp32"}
+    for n_coefficients, rows in ((9, 16), (25, 32)):
+        sizes = {"COEFFICIENTS": n_coefficients, "ROWS": rows, "CHANNELS": CHANNELS, "BLOCK": CHANNELS}
+        constants = {**sizes, "GROUPS": 1, "EPSILON": NORM_EPSILON}
+        yield "norm", norm._norm, {**constants, "ADDED": True}, types, 4
+        yield "norm adjoint", norm._norm_adjoint, {**constants, "BASE": True}, types, 4
+
+
 def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
-        listed = [item for shape in SHAPES for item in kernels(*shape)] + list(radial_kernels())
+        listed = [item for shape in SHAPES for item in kernels(*shape)] + [*radial_kernels(), *norm_kernels()]
         for name, function, constants, types, num_warps in listed:
             compiled = compile_for(function, constants, capability, types, num_warps)
             row = {"kernel": name, **constants, "capability": capability}

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.kernels
 
-N_KERNELS = 3 * 10 + 2
+N_KERNELS = 3 * 10 + 2 + 4
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

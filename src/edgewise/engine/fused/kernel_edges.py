@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ PROGRAMS_WANTED = 4000
 """Programs for each degree that keep a large GPU busy; the edges of an atom are cut into slices to have about as many."""
 
 MOST_SLICES = 8
+
+_STACKS: WeakKeyDictionary[StepWeights, RadialStack] = WeakKeyDictionary()
 
 LARGEST_EXPONENT = 5
 """Gradients in float16 are scaled so that the largest of an atom is below 2^5: the rest of the range, 2^11 above and 2^19
@@ -66,7 +69,6 @@ class KernelEdges(StepEdges):
         n_tasks = shape.lmax + 1
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
         self._of_ends = self._zeros(2 * n_tasks, self._tables.capacity, 3)
-        self._stacks: dict[int, RadialStack] = {}
         self._of_sums = self._zeros(n_tasks, self._tables.capacity, 3)
 
     def begin(self) -> None:
@@ -76,9 +78,7 @@ class KernelEdges(StepEdges):
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
-        if id(weights) not in self._stacks:
-            self._stacks[id(weights)] = _stack(weights)
-        stack = self._stacks[id(weights)]
+        stack = _stack(weights)
         parts = 2 if self.dtype == torch.float16 else 1
         values, slopes = (
             self._rows(parts * stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
@@ -164,13 +164,16 @@ class KernelEdges(StepEdges):
 
 
 def _stack(weights: StepWeights) -> RadialStack:
-    networks = weights.radial_networks
-    return radial_stack(
-        [item.basis for item in networks],
-        [item.source_table for item in networks],
-        [item.target_table for item in networks],
-        [item.hidden for item in networks],
-    )
+    """Return the radial networks of a mixture as their kernel reads them; kept as long as the weights."""
+    if weights not in _STACKS:
+        networks = weights.radial_networks
+        _STACKS[weights] = radial_stack(
+            [item.basis for item in networks],
+            [item.source_table for item in networks],
+            [item.target_table for item in networks],
+            [item.hidden for item in networks],
+        )
+    return _STACKS[weights]
 
 
 def _powers_of_two(gradient: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges, plain_hidden
+from edgewise.engine.fused.nodes import StepNodes
 from edgewise.engine.fused.weights import BlockWeights, RadialWeights, StepWeights
 from edgewise.model.edge_inputs import segments_of
 from edgewise.model.network import Network, NetworkOutput
@@ -26,7 +27,6 @@ from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.balance import balance_adjoint
 from edgewise.ops.reference.edge_steps import EdgeGeometry
 from edgewise.ops.reference.feed_forward import feed_forward, feed_forward_adjoint
-from edgewise.ops.reference.norm import norm, norm_adjoint
 from edgewise.so3 import n_coefficients
 from edgewise.systems import SystemBatch
 
@@ -84,8 +84,15 @@ class _Kept:
 class Step:
     """The steps of one network."""
 
-    def __init__(self, network: Network, make_edges: MakeEdges = PlainEdges) -> None:
-        """Read the sizes of a network with gate activation; `make_edges` chooses what works on edges."""
+    def __init__(self, network: Network, make_edges: MakeEdges = PlainEdges, nodes: StepNodes | None = None) -> None:
+        """Read the sizes of a network with gate activation.
+
+        Args:
+            network: The network.
+            make_edges: Chooses what works on edges.
+            nodes: What works on nodes; None for plain PyTorch.
+        """
+        self._nodes = StepNodes() if nodes is None else nodes
         config = network.config
         self._network, self._config, self._make_edges = network, config, make_edges
         self._shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
@@ -119,13 +126,13 @@ class Step:
             x, of_block = self._block(x, hidden[number], number, inputs)
             kept.append(of_block)
         last_norm = weights[0].norm
-        features = norm(x, last_norm)
+        features = self._nodes.norm(x, last_norm)
         output = self._network.outputs(features, batch)
         if self._network.is_direct:
             return output, None
         to_scalars = self._network.energy_adjoint(features, batch)
         gradient = functional.pad(to_scalars[:, None], (0, 0, 0, features.shape[1] - 1))
-        gradient = norm_adjoint(x, last_norm, gradient)
+        gradient = self._nodes.norm_adjoint(x, last_norm, gradient)
         for number in reversed(range(self._config.n_layers)):
             gradient = self._block_adjoint(gradient, kept.pop(), number, inputs)
         degree = weights[0].degree
@@ -204,7 +211,7 @@ class Step:
         rows = edges.gate(before_gate, weights[0].conv_1.bias)
         convolved = so2_linear(rows, [item.conv_2 for item in weights], inputs.segments)
         between = before + edges.rotate_sum(convolved, weights[0].conv_2.bias)
-        h = norm(between, weights[0].norm_2)
+        h = self._nodes.norm(between, weights[0].norm_2)
         x = between + self._feed_forward(weights, inputs, lambda own, rows: feed_forward(h[rows], own.feed_forward))
         kept = _Kept(before, between, hidden, before_gate, convolved)
         return self._network.backbone.balance(x, inputs.batch), kept
@@ -215,11 +222,11 @@ class Step:
         systems = inputs.batch.system_idx, inputs.batch.n_atoms
         gradient = balance_adjoint(gradient, config.spin_balanced_channels, *systems)
         gradient = balance_adjoint(gradient, config.charge_balanced_channels, *systems)
-        h = norm(kept.between, weights[0].norm_2)
+        h = self._nodes.norm(kept.between, weights[0].norm_2)
         to_h = self._feed_forward(
             weights, inputs, lambda own, rows: feed_forward_adjoint(h[rows], own.feed_forward, gradient[rows])
         )
-        gradient = gradient + norm_adjoint(kept.between, weights[0].norm_2, to_h)
+        gradient = self._nodes.norm_adjoint(kept.between, weights[0].norm_2, to_h, gradient)
         rows = edges.rotate_sum_adjoint(gradient, kept.convolved, weights[0].conv_2.bias)
         rows = so2_linear_adjoint(rows, [item.conv_2 for item in weights], inputs.segments)
         rows = edges.gate_adjoint(rows, kept.before_gate, weights[0].conv_1.bias)
@@ -229,12 +236,11 @@ class Step:
         )
         nodes = self._message_input(kept.before, weights, inputs)
         to_nodes = edges.gather_rotate_adjoint(rows, nodes, *radial)
-        return gradient + norm_adjoint(kept.before, weights[0].norm_1, to_nodes)
+        return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)
 
     def _message_input(self, before: Tensor, weights: Sequence[BlockWeights], inputs: StepInputs) -> Tensor:
         """Return what the messages of a block read of the nodes."""
-        h = norm(before, weights[0].norm_1)
-        return torch.cat([h[:, :1] + inputs.at_atoms[:, None], h[:, 1:]], dim=1)
+        return self._nodes.norm(before, weights[0].norm_1, inputs.at_atoms)
 
     def _feed_forward(
         self,

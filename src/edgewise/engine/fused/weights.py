@@ -49,7 +49,7 @@ class BlockWeights:
     feed_forward: FeedForwardWeights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepWeights:
     """All weights of the backbone that act on edges or on node features."""
 

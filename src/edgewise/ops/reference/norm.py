@@ -22,7 +22,7 @@ EPSILON = 1e-5
 KINDS = ("rms_norm_sh", "layer_norm", "layer_norm_sh")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormWeights:
     """Everything that a norm reads beside the features.
 
