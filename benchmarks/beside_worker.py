@@ -59,6 +59,7 @@ def worker(engine: str, checkpoint: str, device: str, frame: str) -> tuple[Answe
             if request["do"] == "predict":
                 return loaded.values(loaded.predict(atoms))
             return _timed(partial(_predict, loaded, atoms), Protocol(**request["protocol"]), device)
+        # The same holds for a later call, out of memory for one.
         except Exception as error:  # noqa: BLE001
             return {"unavailable": f"{type(error).__name__}: {error}"[:500]}
 

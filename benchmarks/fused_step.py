@@ -1,8 +1,9 @@
-"""Times the edge kernels of mode fused and a whole captured step, each beside its error against float64.
+"""Times the kernels of mode fused and whole captured steps, each after its check against float64.
 
-    python benchmarks/fused_step.py [--atoms 1000] [--types float16 float32] [--profile 20]
+    python benchmarks/fused_step.py [--repeat 10 10 10] [--types float16 float32] [--kernels 25]
+    python benchmarks/run.py written_out                  the same for the record, and every kernel alone
 
-The step is captured as it stands: neighbours and geometry are made before.
+A step is captured as it stands: neighbours and geometry are made before.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from checks import errors
+from checks import errors, require, require_errors
 from machine import require_gpu
 from models import uma_s
+from ops.fused import gate, gather_rotate, norm, problem, radial_hidden, rotate_sum, segment_sum, so2_linear
 from structures import copper
 from torch import Tensor
 
@@ -26,6 +30,11 @@ from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
 from edgewise.systems import batch_from_atoms
+
+Row = dict[str, Any]
+
+PRECISIONS = {torch.float16: "fast", torch.float32: "float32"}
+"""By whose bounds rows of a type are judged."""
 
 
 def potential(precision: str, **settings: Any) -> edgewise.Potential:
@@ -46,7 +55,7 @@ def captured(step: Step, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, Tens
     return graph, output.node_energy, gradient
 
 
-def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> dict[str, float]:
+def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> Row:
     """Return the time of a replay, ms, and the memory in use, GiB."""
     for _ in range(5):
         graph.replay()
@@ -66,64 +75,86 @@ def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> dict[str, float]:
     }
 
 
-def show_kernels(graph: torch.cuda.CUDAGraph, shown: int, repeats: int = 5) -> None:
-    """Print the kernels of a replay that take most of the time."""
+def kernels(graph: torch.cuda.CUDAGraph, repeats: int = 5) -> list[tuple[str, float, int]]:
+    """Return the kernels of a replay, those that take most of the time first: name, ms and calls."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             graph.replay()
         torch.cuda.synchronize()
-    kernels = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
-    kernels.sort(key=lambda item: -item.self_device_time_total)
-    busy = sum(item.self_device_time_total for item in kernels) / 1000 / repeats
-    print(f"busy {busy:.3f} ms, {sum(item.count for item in kernels) // repeats} kernels")
-    for item in kernels[:shown]:
-        milliseconds = item.self_device_time_total / 1000 / repeats
-        print(f"{milliseconds:8.3f} ms {item.count // repeats:5d}  {item.key[:110]}", flush=True)
+    found = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
+    found.sort(key=lambda item: -item.self_device_time_total)
+    return [
+        (item.key[:110], round(item.self_device_time_total / 1000 / repeats, 3), item.count // repeats)
+        for item in found
+    ]
+
+
+def steps(repeat: tuple[int, int, int], types: list[torch.dtype]) -> Iterator[Row]:
+    """Check, then time a captured step with rows of each type."""
+    atoms = copper(repeat)
+    exact = potential("float64", edge_chunk_size=20000, activation_checkpointing=True).predict([atoms])
+    torch.cuda.empty_cache()
+    runner = potential("float32")._runner  # noqa: SLF001
+    network, given = runner.network, batch_from_atoms([atoms], ["omat"])
+    edges = runner._edges(given).to("cuda")  # noqa: SLF001
+    mixed, of_system = runner.mixtures.for_batch(given)
+    scales, batch = runner._scales.of(given, runner.device), given.to("cuda")  # noqa: SLF001
+    for dtype in types:
+        torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        make_edges = partial(KernelEdges, cutoff=network.config.cutoff, dtype=dtype)
+        step = Step(network, make_edges, KernelNodes())
+        inputs = step.inputs(batch, edges, [prepare(network.backbone, item, dtype) for item in mixed], of_system)
+        graph, node_energy, gradient = captured(step, inputs)
+        graph.replay()
+        torch.cuda.synchronize()
+        name = str(dtype).removeprefix("torch.")
+        row: Row = {"rows": name, "atoms": len(atoms), "edges": edges.edge_index.shape[1]}
+        row["first_s"] = round(time.perf_counter() - begin, 1)
+        outputs = runner._conservative_outputs(batch, edges, node_energy.double(), gradient.double(), scales)  # noqa: SLF001
+        found = {key: getattr(outputs, key).cpu().numpy() for key in ("energy", "forces", "stress")}
+        row |= errors(found, {key: getattr(exact, key) for key in found}, len(atoms))
+        require_errors(f"rows in {name}", row, PRECISIONS[dtype])
+        before = gradient.clone()
+        graph.replay()
+        require("difference of two replays", float((gradient - before).abs().max()), 0.0)
+        row |= timed(graph)
+        row["kernels"] = kernels(graph)
+        row["busy_ms"] = round(sum(item[1] for item in row["kernels"]), 3)
+        row["launches"] = sum(item[2] for item in row["kernels"])
+        yield row
+        del graph, step, inputs, node_energy, gradient, outputs
+
+
+def ops(out: Path) -> Iterator[Row]:
+    """Every kernel alone, beside plain PyTorch, with rows in float32 and in float16."""
+    del out
+    for op in (gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
+        for dtype in problem.BOUNDS:
+            yield from op.rows("copper", dtype)
+
+
+def step(out: Path) -> Iterator[Row]:
+    """A captured step of 1000 copper atoms, with rows in float16 and in float32."""
+    del out
+    yield from steps((10, 10, 10), list(PRECISIONS))
+
+
+STAGES = {"ops": ops, "step": step}
 
 
 def main() -> None:
-    """Check, then time."""
+    """Print what is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, nargs=3, default=(10, 10, 10))
-    parser.add_argument("--types", nargs="+", default=["float16", "float32"])
-    parser.add_argument("--profile", type=int, default=25, help="print this many kernels")
+    parser.add_argument("--repeat", type=int, nargs=3, default=(10, 10, 10), help="of the primitive cell of copper")
+    parser.add_argument("--types", nargs="+", choices=("float16", "float32"), default=["float16", "float32"])
+    parser.add_argument("--kernels", type=int, default=25, help="print this many kernels")
     arguments = parser.parse_args()
     require_gpu(parser)
-    atoms = copper(tuple(arguments.repeat))
-    exact = potential("float64", edge_chunk_size=20000, activation_checkpointing=True).predict([atoms])
-    torch.cuda.empty_cache()
-    plain = potential("float32")
-    runner = plain._runner  # noqa: SLF001
-    network = runner.network
-    batch = batch_from_atoms([atoms], ["omat"])
-    edges = runner._edges(batch).to("cuda")  # noqa: SLF001
-    mixed, of_system = runner.mixtures.for_batch(batch)
-    scales = runner._scales.of(batch, runner.device)  # noqa: SLF001
-    batch = batch.to("cuda")
-    for name in arguments.types:
-        dtype = getattr(torch, name)
-        torch.cuda.reset_peak_memory_stats()
-        begin = time.perf_counter()
-        step = Step(network, partial(KernelEdges, cutoff=network.config.cutoff, dtype=dtype), KernelNodes())
-        inputs = step.inputs(batch, edges, [prepare(network.backbone, item, dtype) for item in mixed], of_system)
-        graph, node_energy, gradient = captured(step, inputs)
-        torch.cuda.synchronize()
-        first = time.perf_counter() - begin
-        graph.replay()
-        outputs = runner._conservative_outputs(batch, edges, node_energy.double(), gradient.double(), scales)  # noqa: SLF001
-        again = gradient.clone()
-        graph.replay()
-        row: dict[str, Any] = {"rows": name, "edges": edges.edge_index.shape[1], "first_s": round(first, 1)}
-        row["repeats"] = bool(torch.equal(again, gradient))
-        row |= errors(
-            {key: getattr(outputs, key).cpu().numpy() for key in ("energy", "forces", "stress")},
-            {key: getattr(exact, key) for key in ("energy", "forces", "stress")},
-            len(atoms),
-        )
-        row |= timed(graph)
-        print(json.dumps(row), flush=True)
-        show_kernels(graph, arguments.profile)
-        del graph, step, inputs, node_energy, gradient
+    for row in steps(tuple(arguments.repeat), [getattr(torch, name) for name in arguments.types]):
+        print(json.dumps({key: value for key, value in row.items() if key != "kernels"}), flush=True)
+        for name, milliseconds, calls in row["kernels"][: arguments.kernels]:
+            print(f"{milliseconds:8.3f} ms {calls:5d}  {name}", flush=True)
 
 
 if __name__ == "__main__":

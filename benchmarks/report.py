@@ -111,7 +111,9 @@ def steps() -> str:
     text += (
         f"\nOn average the GPU is busy for {busy_base:.2f} ms a step in base and for {busy_head:.2f} ms in head "
         f"({percent(change(busy_head, busy_base))}; as steps in a second of busy time "
-        f"{percent(change(busy_base, busy_head))}). The same beside what the original work reports ({PUBLISHED['source']}):\n\n"
+        f"{percent(change(busy_base, busy_head))}). {PUBLISHED['released_in']} has the original of the six, so it is head that "
+        f"stands beside its {report_beside.peer_busy():.2f} ms above; what base spends beyond head is the table of one "
+        f"switched off at a time. The same beside what the original work reports ({PUBLISHED['source']}):\n\n"
     )
     text += table(
         ("", "here", "published"),

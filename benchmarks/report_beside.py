@@ -49,6 +49,12 @@ def energy_errors() -> list[float]:
     return [row["error_against_float64"]["energy_meV_per_atom"] for row in every]
 
 
+def peer_busy() -> float:
+    """Return how long the GPU is busy in a step of fairchem's umas_fast_gpu on the frame that README.md shows, ms."""
+    (row,) = (row for row in timed(_of_readme()) if row["engine"] == "fairchem:umas_fast_gpu")
+    return row["busy_ms"]
+
+
 def edges() -> str:
     """Return the number of edges of the section's frames, in words."""
     return listed([f"{rows[0]['edges']:,} ({atoms:,} atoms)" for atoms, rows in cases().items()])
@@ -60,7 +66,8 @@ def section() -> str:
     text += (
         "Each engine runs in a process of its own. All load, compile and warm up side by side, and are timed one after the "
         "other, every call by itself. fairchem's input is made before its clock starts, ours of ASE's atoms within it. "
-        "Errors are against float64.\n"
+        "Errors are against float64. `umas_fast_gpu` is compiled and in TF32 on both sides; `benchmarks/competitors.py` has "
+        "the settings of every engine.\n"
     )
     for atoms, rows in cases().items():
         first = rows[0]
@@ -122,7 +129,7 @@ def readme() -> str:
     head = (*head, "stress (relative L2)")
     rows = timed(_of_readme())
     text = f"One energy, forces and stress step on an {rows[0]['gpu']}: {rows[0]['case']}, {rows[0]['edges']:,} edges, "
-    text += f"weights: {rows[0]['weights']}, one process for each engine. Errors are against float64.\n\n"
+    text += f"weights: {rows[0]['weights']}, one process for each engine; umas_fast_gpu compiled and in TF32 on both sides. Errors are against float64.\n\n"
     names = ("wall_min_ms", "wall_median_ms", "busy_ms")
     lines = [
         (row["engine"], *(row.get(name, "") for name in names), *row["error_against_float64"].values()) for row in rows

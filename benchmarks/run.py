@@ -3,6 +3,7 @@
     python benchmarks/run.py six                 every stage
     python benchmarks/run.py six ops steps       some stages
     python benchmarks/run.py fused atoms_1000    our modes beside fairchem-core (see beside_fairchem.py)
+    python benchmarks/run.py written_out         kernels and captured steps of mode fused (see fused_step.py)
     python benchmarks/run.py six --list          what stages there are
 
 Every stage checks before it times. Its rows are added to a file under --out (benchmarks/results/<GPU> unless given) when it
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import beside_fairchem
+import fused_step
 import optimizations
 from machine import commit, machine, require_gpu, results_folder
 from records import Row, is_finished, write_stage
@@ -29,6 +31,7 @@ Stages = Mapping[str, Callable[[Path], Iterable[Row]]]
 SETS: dict[str, tuple[Stages, str]] = {
     "six": (optimizations.STAGES, "six_{stage}.jsonl"),
     "fused": (beside_fairchem.STAGES, beside_fairchem.FILE),
+    "written_out": (fused_step.STAGES, "written_out_{stage}.jsonl"),
 }
 """Stages, and the file that each writes to."""
 

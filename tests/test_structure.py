@@ -24,8 +24,11 @@ IMPORT_SECONDS = 0.3
 HELP_SECONDS = 1.0
 ATTEMPTS = 3
 
-NOT_AN_OP = {"__init__", "fast", "launch", "packed_rotation", "workspace"}
+NOT_AN_OP = {"__init__", "fast", "launch", "layout", "packed_rotation", "shapes", "workspace"}
 """Files of ops/ that hold what several operations share; `_*.py` and `*_kernels.py` are parts of others as well."""
+
+DEFINITIONS = PACKAGE / "ops" / "reference"
+"""The operations in plain PyTorch. Kernels are timed against them, so they have tests and no benchmarks of their own."""
 
 HEAVY = ("torch", "triton", "ase", "numpy")
 
@@ -67,13 +70,17 @@ def test_public_names_are_documented() -> None:
 
 
 def test_every_op_has_a_test_and_a_benchmark_of_its_name() -> None:
-    stems = [path.stem for path in sorted((PACKAGE / "ops").glob("*.py"))]
     ops = [
-        stem for stem in stems if stem not in NOT_AN_OP and not stem.startswith("_") and not stem.endswith("_kernels")
+        path.relative_to(PACKAGE / "ops")
+        for path in sorted((PACKAGE / "ops").rglob("*.py"))
+        if path.stem not in NOT_AN_OP and not path.stem.startswith("_") and not path.stem.endswith("_kernels")
     ]
-    wanted = [f"{folder}{stem}.py" for stem in ops for folder in ("tests/ops/test_", "benchmarks/ops/")]
-    assert [name for name in wanted if not (ROOT / name).is_file()] == []
-    assert [stem for stem in ops if stem not in structure.functions(PACKAGE / "ops" / f"{stem}.py")] == []
+    kernels = [op for op in ops if DEFINITIONS.name not in op.parts]
+    wanted = [ROOT / "benchmarks" / "ops" / op for op in kernels]
+    # `reference.edges` is what the tests of all kernels compare with.
+    wanted += [ROOT / "tests" / "ops" / op.parent / f"test_{op.name}" for op in ops if op != Path("reference/edges.py")]
+    assert [str(path.relative_to(ROOT)) for path in wanted if not path.is_file()] == []
+    assert [str(op) for op in kernels if op.stem not in structure.functions(PACKAGE / "ops" / op)] == []
 
 
 def test_no_page_names_a_place_on_a_machine() -> None:

@@ -28,7 +28,6 @@ CAP_MARGIN = 0.01
 LARGEST_IMAGE_COUNT = 100_000
 """More periodic images than this within the cutoff mean a cell that is too small to be meant."""
 
-
 LARGEST_EXTENT = 30_000
 """Cutoffs. Structures that are wider are not meant, and neighbour lists cannot count their cells."""
 
@@ -84,9 +83,7 @@ def build_edges(
         InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å; the cell is so small that an
             atom would see an absurd number of images; or the structure is absurdly wide.
     """
-    for system in range(batch.n_systems):
-        _check_image_count(batch.cell[system].numpy(), batch.pbc[system].numpy(), cutoff, _name(batch, system))
-    _check_extents(batch, cutoff)
+    _check_sizes(batch, cutoff)
     by_vesin = (device is None or device.type == "cpu") and not by_nvalchemi
     if device is None or by_vesin or batch.n_systems == 0:
         return _edges_on_cpu(batch, cutoff, max_neighbors)
@@ -165,37 +162,35 @@ def _system_edges(
     return np.stack([source, target]), shift, vector, np.linalg.norm(vector, axis=1)
 
 
-def _check_image_count(cell: np.ndarray, pbc: np.ndarray, cutoff: float, where: str) -> None:
-    if not pbc.any():
-        return
-    plane_spacings = 1 / np.linalg.norm(np.linalg.inv(cell), axis=0)
-    n_images = math.prod(2 * math.ceil(cutoff / spacing) + 1 for spacing in plane_spacings[pbc])
-    if n_images > LARGEST_IMAGE_COUNT:
-        message = (
-            f"cell of {where} is so small that {n_images} images lie within the cutoff of {cutoff} Å "
-            f"(lattice planes {np.round(plane_spacings, 4).tolist()} Å apart); check the cell and its unit (Å)"
-        )
-        raise InvalidStructureError(message)
-
-
-def _check_extents(batch: SystemBatch, cutoff: float) -> None:
-    """Refuse structures of absurd width: along axes that are not periodic the atoms', along others the cell's."""
+def _check_sizes(batch: SystemBatch, cutoff: float) -> None:
+    """Refuse cells that are absurdly small and structures that are absurdly wide."""
     offsets = batch.offsets()
     for system in range(batch.n_systems):
         positions = batch.positions[offsets[system] : offsets[system + 1]].numpy()
-        pbc = batch.pbc[system].numpy()
+        pbc, where = batch.pbc[system].numpy(), _name(batch, system)
+        widths = np.ptp(positions, axis=0)
         if pbc.any():
             inverse = np.linalg.inv(batch.cell[system].numpy())
-            fractions = 1.0 if pbc.all() else np.where(pbc, 1.0, np.ptp(positions @ inverse, axis=0))
-            widths = fractions / np.linalg.norm(inverse, axis=0)
-        else:
-            widths = np.ptp(positions, axis=0)
+            spacings = 1 / np.linalg.norm(inverse, axis=0)
+            _check_image_count(spacings, pbc, cutoff, where)
+            # Along axes that are not periodic it is the atoms that count, along others the cell.
+            widths = spacings if pbc.all() else spacings * np.where(pbc, 1.0, np.ptp(positions @ inverse, axis=0))
         if widths.max() > LARGEST_EXTENT * cutoff:
             message = (
-                f"{_name(batch, system)} is {widths.max():.3g} Å wide, more than {LARGEST_EXTENT} cutoffs of {cutoff} Å; "
+                f"{where} is {widths.max():.3g} Å wide, more than {LARGEST_EXTENT} cutoffs of {cutoff} Å; "
                 "check positions and cell and their unit (Å), or whether the run has exploded"
             )
             raise InvalidStructureError(message)
+
+
+def _check_image_count(spacings: np.ndarray, pbc: np.ndarray, cutoff: float, where: str) -> None:
+    n_images = math.prod(2 * math.ceil(cutoff / spacing) + 1 for spacing in spacings[pbc])
+    if n_images > LARGEST_IMAGE_COUNT:
+        message = (
+            f"cell of {where} is so small that {n_images} images lie within the cutoff of {cutoff} Å "
+            f"(lattice planes {np.round(spacings, 4).tolist()} Å apart); check the cell and its unit (Å)"
+        )
+        raise InvalidStructureError(message)
 
 
 def _check_distances(index: np.ndarray, shift: np.ndarray, distance: np.ndarray, where: str) -> None:

@@ -8,6 +8,7 @@ A process of its own, since a kernel that was defined for the interpreter cannot
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -101,6 +102,18 @@ def edge_bits(compiled: Any) -> int:
     """Return the width of the numbers that a kernel counts its edges in, and with them where their rows begin."""
     (bits,) = re.findall(r"scf\.for .* : i(\d+) {", compiled.asm["ttir"])
     return int(bits)
+
+
+def run(module: str, capability: int) -> list[dict[str, Any]]:
+    """Compile the kernels of a module like this one in a process of its own; print and return the rows."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", module, str(capability)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    for row in rows:
+        print(row)
+    return rows
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from ase.calculators.calculator import (
     Calculator as ASECalculator,
 )
 from ase.calculators.calculator import (
-    PropertyNotImplementedError,
+    PropertyNotImplementedError,  # ASE's name for a property that a calculator cannot give; its callers catch it
     all_changes,
     register_calculator_class,
 )

@@ -5,6 +5,7 @@ Parameters carry the names of the checkpoint format (MODEL.md section 13.1), so 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -173,16 +174,16 @@ class SO3Linear(nn.Module):
         return so3_linear(x, self.expanded(), self.bias)
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Module, ABC):
     """Base of the feed-forward networks: which parameters they have; the operation is `ops.reference.feed_forward`."""
 
+    @abstractmethod
     def mixed(self, coefficients: Tensor | None) -> tuple[Tensor, ...]:
         """Return the weights of the linear layers that can have experts, for mixture coefficients [n_experts]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weights(self, mixed: Sequence[Tensor]) -> FeedForwardWeights:
         """Return what the operation reads, for the weights of one mixture."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, mixed: Sequence[Tensor]) -> Tensor:
         """Transform [n_atoms, n_coefficients, channels] with the weights of one mixture."""

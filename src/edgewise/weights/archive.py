@@ -28,7 +28,8 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Magic, then the lengths of the two strings between a local header and its data."""
 
 DAMAGED = (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, OverflowError, struct.error)
-"""What `zipfile` raises on directories that are cut or altered."""
+"""What `zipfile` raises on directories that are cut or altered; NotImplementedError where an altered byte asks for a version
+or a compression that no archive of torch has."""
 
 
 class TorchArchive:

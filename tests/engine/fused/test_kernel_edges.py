@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,16 @@ import torch
 from ase import Atoms
 
 import edgewise
-from edgewise.engine.fused.kernel_edges import KernelEdges
+from edgewise.engine.fused.kernel_edges import LARGEST_EXPONENT, KernelEdges, _powers_of_two
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
-from edgewise.engine.fused.step import Step
+from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
 from edgewise.potential import Potential
 from edgewise.systems import batch_from_atoms
 from tests import tolerances
 from tests.cases import ARCHITECTURES, golden_checkpoint, potential, water
-from tests.model.test_options import open_variant
+from tests.model.test_options import checkpoint as option
 from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning")]
@@ -30,10 +31,16 @@ def on_kernels(general: Potential, dtype: torch.dtype) -> Potential:
     """Return a potential whose steps run on kernels with rows of a type."""
     made = general.allowing(charge_spin=True, lone_atoms=True)
     runner = general._runner
-    made._runner = FusedRunner(runner.network, general._scales, general.settings, runner.device, runner.precision)
-    made._runner.make_edges = partial(KernelEdges, cutoff=general.cutoff, dtype=dtype)
-    made._runner.row_dtype = dtype
-    made._runner.nodes = KernelNodes()
+    made._runner = FusedRunner(
+        runner.network,
+        general._scales,
+        general.settings,
+        runner.device,
+        runner.precision,
+        make_edges=partial(KernelEdges, cutoff=general.cutoff, dtype=dtype),
+        nodes=KernelNodes(),
+        row_dtype=dtype,
+    )
     return made
 
 
@@ -67,14 +74,63 @@ def test_float16_rows(architecture: str) -> None:
 
 @pytest.mark.parametrize("name", ["norm_layer_norm", "ff_grid_res10", "neighbors_10"])
 def test_options(name: str) -> None:
-    found = open_variant(name, precision="float32", execution_mode="general")
-    if DEVICE == "cpu":
-        compare_few(on_kernels(found, torch.float32), open_variant(name))
+    found, exact = (
+        Potential(
+            option(name), device=DEVICE, settings=edgewise.InferenceSettings(execution_mode="general", precision=p)
+        )
+        for p in ("float32", "float64")
+    )
+    one, other = (model.predict([water()], "omol")[0] for model in (on_kernels(found, torch.float32), exact))
+    tolerances.assert_close(one, other, tolerances.T32)
 
 
-def compare_few(found: Potential, exact: Potential) -> None:
-    for one, other in zip(found.predict([water()], "omol"), exact.predict([water()], "omol"), strict=True):
-        tolerances.assert_close(one, other, tolerances.T32)
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, tolerances.FUSED), (torch.float16, tolerances.FUSED_ROUNDED)]
+)
+def test_rows_that_hold_no_edge_are_not_read(
+    dtype: torch.dtype, bound: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are NaN here. Products round differently with more rows, so that only the same capacity gives the same bits."""
+    general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
+    given = [step_of(general, dtype, capacity) for capacity in (None, 13, 13)]
+    real = torch.empty
+
+    def poisoned(*arguments: Any, **options: Any) -> torch.Tensor:
+        made = real(*arguments, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    tight, roomy, again = (step.evaluate(inputs) for step, inputs in given)
+    for (output, gradient), equal in ((roomy, False), (again, True)):
+        expected = roomy if equal else tight
+        torch.testing.assert_close(
+            output.node_energy, expected[0].node_energy, **({"rtol": 0, "atol": 0} if equal else bound)
+        )
+        torch.testing.assert_close(gradient, expected[1], **({"rtol": 0, "atol": 0} if equal else bound))
+
+
+def step_of(general: Potential, dtype: torch.dtype, capacity: int | None = None) -> tuple[Step, StepInputs]:
+    """Return a step on kernels and its inputs for water."""
+    runner, batch = general._runner, batch_from_atoms([water()], ["omol"])
+    edges = runner._edges(batch).to(DEVICE)
+    mixed, of_system = runner.mixtures.for_batch(batch)
+    step = Step(
+        runner.network, partial(KernelEdges, cutoff=general.cutoff, dtype=dtype, capacity=capacity), KernelNodes()
+    )
+    weights = [prepare(runner.network.backbone, item, dtype) for item in mixed]
+    return step, step.inputs(batch.to(DEVICE), edges, weights, of_system)
+
+
+def test_powers_of_two_bring_each_atom_just_below_the_bound() -> None:
+    largest = torch.tensor([0.0, 1e-30, 0.9, 1.0, 3.0, 1e30], device=DEVICE)
+    scales = _powers_of_two(largest[:, None, None].expand(-1, 9, 4))
+    assert torch.equal(torch.frexp(scales)[0], torch.full_like(scales, 0.5)), "powers of two"
+    # Gradients of 1e-30 and less keep the scale that float32 has room for.
+    scaled = (scales * largest)[2:]
+    assert (scaled >= 2.0 ** (LARGEST_EXPONENT - 1)).all()
+    assert (scaled < 2.0**LARGEST_EXPONENT).all()
+    assert 0 < float(scales[1] * largest[1]) < 2.0**LARGEST_EXPONENT
+    assert scales.isfinite().all()
 
 
 def test_float16_gradients_of_any_size_are_held() -> None:
@@ -94,12 +150,7 @@ def test_float16_gradients_of_any_size_are_held() -> None:
 def test_a_step_can_be_made_again() -> None:
     """What a captured step does: the same inputs, over and over."""
     general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
-    runner, batch = general._runner, batch_from_atoms([water()], ["omol"])
-    edges = runner._edges(batch).to(DEVICE)
-    mixed, of_system = runner.mixtures.for_batch(batch)
-    step = Step(runner.network, partial(KernelEdges, cutoff=general.cutoff), KernelNodes())
-    weights = [prepare(runner.network.backbone, item, torch.float32) for item in mixed]
-    inputs = step.inputs(batch.to(DEVICE), edges, weights, of_system)
+    step, inputs = step_of(general, torch.float32)
     (one, gradient), (other, again) = (step.evaluate(inputs) for _ in range(2))
     assert gradient is not None
     assert again is not None
@@ -113,4 +164,3 @@ def test_runs_repeat_to_the_bit() -> None:
     one, other = (model.predict(structures(), "omol") for _ in range(2))
     assert np.array_equal(one.energy, other.energy)
     assert np.array_equal(one.forces, other.forces)
-    assert isinstance(one, edgewise.potential.Results)

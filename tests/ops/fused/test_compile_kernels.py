@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.ops import compile_kernels
 
 pytestmark = pytest.mark.kernels
 
@@ -16,13 +13,7 @@ N_KERNELS = 3 * 10 + 2 + 4
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_compile_without_spills(capability: int) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.fused.compile_kernels", str(capability)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    for row in rows:
-        print(row)
+    rows = compile_kernels.run("tests.ops.fused.compile_kernels", capability)
     assert len(rows) == N_KERNELS
     assert [row for row in rows if row["spilled_bytes"]] == []
     # Twelve warps of a multiprocessor run at once as long as none needs more than 168 registers a thread.

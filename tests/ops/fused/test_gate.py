@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from edgewise.ops import reference
 from edgewise.ops.fused.gate import EDGES, gate, gate_adjoint
 from edgewise.ops.reference import edge_steps
 from tests import tolerances
@@ -22,7 +23,7 @@ def test_forward_and_adjoint(lmax: int, mmax: int, n_edges: int, channels: int) 
     out = gate(before.float(), bias.float(), given.edges, given.shape, poisoned(given.capacity, width))
     blocks = given.split(before, channels, extra)
     blocks[0] = blocks[0] + bias
-    expected = joined(edge_steps.gate(blocks, lmax, channels))
+    expected = joined(reference.gate(blocks, lmax, channels))
     torch.testing.assert_close(out[:n_edges].double(), expected, **tolerances.FUSED)
     to_before = poisoned(given.capacity, width + extra)
     gate_adjoint(gradient.float(), before.float(), bias.float(), given.edges, given.shape, to_before)

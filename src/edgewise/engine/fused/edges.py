@@ -15,7 +15,7 @@ from torch.nn import functional
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
-from edgewise.ops.reference import edge_steps
+from edgewise.ops.reference import edge_steps, gate
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 from edgewise.ops.reference.radial_network import hidden_with_slope, two_parts
 
@@ -130,7 +130,7 @@ class PlainEdges(StepEdges):
 
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        return torch.cat(edge_steps.gate(self._before(before, bias), self.shape.lmax, self.shape.hidden), dim=1)
+        return torch.cat(gate(self._before(before, bias), self.shape.lmax, self.shape.hidden), dim=1)
 
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""

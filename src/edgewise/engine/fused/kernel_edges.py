@@ -180,6 +180,6 @@ def _powers_of_two(gradient: Tensor) -> Tensor:
     """Return the power of two of each atom that brings its largest gradient just below 2^LARGEST_EXPONENT."""
     largest = gradient.abs().amax((1, 2)).float()
     _, exponent = torch.frexp(largest)
-    # Where there is no gradient any scale will do; far below the normal numbers, powers would overflow.
-    exponent = torch.where(largest > 0, exponent, 0).clamp(-80, 80)
+    # Where there is no gradient any scale will do; for the smallest numbers of float32 the power would overflow.
+    exponent = torch.where(largest > 0, exponent, 0).clamp_min(-80)
     return torch.ldexp(torch.ones_like(largest), LARGEST_EXPONENT - exponent)

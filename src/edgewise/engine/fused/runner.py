@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,35 +13,50 @@ from edgewise.engine.fused.step import MakeEdges, Step
 from edgewise.engine.fused.weights import StepWeights, prepare
 from edgewise.engine.runner import Runner
 from edgewise.model.backbone import ModelWeights
-from edgewise.model.network import NetworkOutput
+from edgewise.model.network import Network, NetworkOutput
+from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList
+from edgewise.settings import InferenceSettings, Precision
 from edgewise.systems import SystemBatch
 
 
 class FusedRunner(Runner):
-    """A network whose steps are written out. Hessians differentiate the network itself.
+    """A network whose steps are written out. Hessians differentiate the network itself."""
 
-    Attributes:
-        make_edges: What works on edges; plain PyTorch unless it is set.
-        row_dtype: Type of the rows of edges; None for that of the parameters.
-        nodes: What works on nodes; None for plain PyTorch.
-    """
+    def __init__(
+        self,
+        network: Network,
+        scales: Mapping[str, TaskScales],
+        settings: InferenceSettings,
+        device: torch.device,
+        precision: Precision,
+        *,
+        make_edges: MakeEdges = PlainEdges,
+        nodes: StepNodes | None = None,
+        row_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Move the network to the device.
 
-    make_edges: MakeEdges = PlainEdges
-    row_dtype: torch.dtype | None = None
-    nodes: StepNodes | None = None
-
-    def __init__(self, *arguments: Any) -> None:
-        """Make a runner; the arguments are those of `Runner`."""
-        super().__init__(*arguments)
+        Args:
+            network: The network.
+            scales: Scales of the tasks.
+            settings: The settings in force.
+            device: Where to run.
+            precision: The precision that runs.
+            make_edges: Chooses what works on edges; plain PyTorch unless given.
+            nodes: What works on nodes; None for plain PyTorch.
+            row_dtype: Type of the rows of edges; None for that of the parameters.
+        """
+        super().__init__(network, scales, settings, device, precision)
+        self._step = Step(self.network, make_edges, nodes)
+        self._row_dtype = row_dtype or next(self.network.parameters()).dtype
         self._kept: list[tuple[ModelWeights, StepWeights]] = []
 
     def _evaluate(
         self, batch: SystemBatch, edges: EdgeList, mixtures: tuple[list[ModelWeights], list[int]]
     ) -> tuple[NetworkOutput, Tensor | None]:
         mixed, weights_of_system = mixtures
-        step = Step(self.network, self.make_edges, self.nodes)
-        output, gradient = step(batch, edges, [self._prepared(item) for item in mixed], weights_of_system)
+        output, gradient = self._step(batch, edges, [self._prepared(item) for item in mixed], weights_of_system)
         return output, None if gradient is None else gradient.to(torch.float64)
 
     def _prepared(self, mixed: ModelWeights) -> StepWeights:
@@ -49,8 +64,7 @@ class FusedRunner(Runner):
         for known, prepared in self._kept:
             if known is mixed:
                 return prepared
-        dtype = self.row_dtype or next(self.network.parameters()).dtype
-        made = prepare(self.network.backbone, mixed, dtype)
+        made = prepare(self.network.backbone, mixed, self._row_dtype)
         self._kept.append((mixed, made))
         del self._kept[: -max(1, self.mixtures.n_kept)]
         return made

@@ -135,8 +135,9 @@ class Step:
         gradient = self._nodes.norm_adjoint(x, last_norm, gradient)
         for number in reversed(range(self._config.n_layers)):
             gradient = self._block_adjoint(gradient, kept.pop(), number, inputs)
-        degree = weights[0].degree
-        inputs.edges.embed_adjoint(gradient, *self._radial_with_slope(embedding, [degree], inputs, everywhere=False))
+        networks = [weights[0].degree]
+        radial = self._last_layer(embedding[0], networks, inputs, bias=True)
+        inputs.edges.embed_adjoint(gradient, radial, self._last_layer(embedding[1], networks, inputs, bias=False))
         return output, inputs.edges.edge_gradient()
 
     def inputs(
@@ -160,8 +161,7 @@ class Step:
         """Return the first node features (MODEL.md section 7)."""
         scalars = self._network.backbone.sphere_embedding(inputs.batch.atomic_numbers) + inputs.at_atoms
         x = functional.pad(scalars[:, None], (0, 0, 0, n_coefficients(self._config.lmax) - 1))
-        degree = inputs.weights[0].degree
-        return x + inputs.edges.embed(functional.linear(embedding[0], degree.last, degree.last_bias))
+        return x + inputs.edges.embed(self._last_layer(embedding[0], [inputs.weights[0].degree], inputs, bias=True))
 
     def _hidden(self, inputs: StepInputs) -> list[Hidden]:
         """Return all layers but the last of every radial network, that of the embedding first."""
@@ -175,37 +175,24 @@ class Step:
             found.append((torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])))
         return found
 
-    def _radial(
-        self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool
-    ) -> Tensor:
-        """Return the radial factors."""
-        return self._last_layer(hidden[0], weights, inputs, everywhere=everywhere, with_bias=True)
+    def _last_layer(self, x: Tensor, weights: Sequence[RadialWeights], inputs: StepInputs, *, bias: bool) -> Tensor:
+        """Apply the last layer of a radial network to values, or without the bias to slopes."""
 
-    def _radial_with_slope(
-        self, hidden: Hidden, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the radial factors and their derivatives with respect to the distance."""
-        value, slope = hidden
-        return (
-            self._last_layer(value, weights, inputs, everywhere=everywhere, with_bias=True),
-            self._last_layer(slope, weights, inputs, everywhere=everywhere, with_bias=False),
-        )
-
-    def _last_layer(
-        self, x: Tensor, weights: Sequence[RadialWeights], inputs: StepInputs, *, everywhere: bool, with_bias: bool
-    ) -> Tensor:
         def evaluate(own: RadialWeights, rows: slice) -> Tensor:
-            return functional.linear(x[rows], own.last, own.last_bias if with_bias else None)
+            return functional.linear(x[rows], own.last, own.last_bias if bias else None)
 
-        if not everywhere:
+        if len(weights) == 1:
             return evaluate(weights[0], slice(None))
         return torch.cat(_by_segment(inputs.segments, weights, evaluate))
 
+    def _radial_weights(self, weights: Sequence[BlockWeights]) -> list[RadialWeights]:
+        """Return the radial networks of a block: one for each mixture where they have experts, else one."""
+        return [item.radial for item in (weights if self._config.experts_everywhere else weights[:1])]
+
     def _block(self, before: Tensor, hidden: Hidden, number: int, inputs: StepInputs) -> tuple[Tensor, _Kept]:
         """Update node features by one block (MODEL.md section 8)."""
-        weights, edges, everywhere = inputs.of_block(number), inputs.edges, self._config.experts_everywhere
-        radial_weights = [item.radial for item in weights]
-        radial = self._radial(hidden, radial_weights, inputs, everywhere=everywhere)
+        weights, edges = inputs.of_block(number), inputs.edges
+        radial = self._last_layer(hidden[0], self._radial_weights(weights), inputs, bias=True)
         rows = edges.gather_rotate(self._message_input(before, weights, inputs), radial)
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)
         rows = edges.gate(before_gate, weights[0].conv_1.bias)
@@ -231,11 +218,11 @@ class Step:
         rows = so2_linear_adjoint(rows, [item.conv_2 for item in weights], inputs.segments)
         rows = edges.gate_adjoint(rows, kept.before_gate, weights[0].conv_1.bias)
         rows = so2_linear_adjoint(rows, [item.conv_1 for item in weights], inputs.segments)
-        radial = self._radial_with_slope(
-            kept.hidden, [item.radial for item in weights], inputs, everywhere=config.experts_everywhere
-        )
+        networks = self._radial_weights(weights)
+        radial = self._last_layer(kept.hidden[0], networks, inputs, bias=True)
+        radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
         nodes = self._message_input(kept.before, weights, inputs)
-        to_nodes = edges.gather_rotate_adjoint(rows, nodes, *radial)
+        to_nodes = edges.gather_rotate_adjoint(rows, nodes, radial, radial_slope)
         return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)
 
     def _message_input(self, before: Tensor, weights: Sequence[BlockWeights], inputs: StepInputs) -> Tensor:

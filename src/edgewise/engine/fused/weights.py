@@ -107,11 +107,3 @@ def _radial(
         last=twice(weights[-1] * scale, dtype),
         last_bias=(network.last_bias * scale).to(dtype),
     )
-
-
-def n_bytes(weights: StepWeights) -> int:
-    """Return the memory of the weights that belong to one mixture alone."""
-    maps = [item for block in weights.blocks for item in (block.conv_1, block.conv_2)]
-    tensors = [tensor for item in maps for tensor in (*item.blocks, item.bias)]
-    tensors += [tensor for block in weights.blocks for tensor in (block.radial.source_table, block.radial.target_table)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

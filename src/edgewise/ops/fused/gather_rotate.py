@@ -15,18 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgewise.ops.fused.layout import (
-    coefficient,
-    coupling,
-    geometry_width,
-    highest,
-    n_edge_coefficients,
-    radial_factor,
-    rotation,
-    tile_rows,
-)
-from edgewise.ops.fused.shapes import EdgeTables, check_rows
-from edgewise.ops.launch import warps, width
+from edgewise.ops.fused.layout import coefficient, coupling, highest, radial_factor, rotation, tile_rows
+from edgewise.ops.fused.shapes import EdgeTables, check_rows, tile_constants
 from edgewise.ops.reference.edges import MessageShape
 
 
@@ -209,6 +199,13 @@ def _gather_rotate_to_source(
 
 
 @triton.jit
+def slice_of_edges(starts, atom, part, SLICES: tl.constexpr):
+    """Return where one of the slices of an atom's edges begins and ends."""
+    start, stop = tl.load(starts + atom).to(tl.int64), tl.load(starts + atom + 1).to(tl.int64)
+    return start + (stop - start) * part // SLICES, start + (stop - start) * (part + 1) // SLICES
+
+
+@triton.jit
 def _gather_rotate_to_target(
     nodes, starts, scales, geometry, radial, radial_slope, gradient, to_nodes, tangents, n_edges, n_atoms,
     LMAX: tl.constexpr, MMAX: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
@@ -221,9 +218,7 @@ def _gather_rotate_to_target(
     N: tl.constexpr = (LMAX + 1) * (LMAX + 1)
     column = tl.arange(0, BLOCK)
     within = column < CHANNELS
-    start, stop = tl.load(starts + atom).to(tl.int64), tl.load(starts + atom + 1).to(tl.int64)
-    begin = start + (stop - start) * part // SLICES
-    end = start + (stop - start) * (part + 1) // SLICES
+    begin, end = slice_of_edges(starts, atom, part, SLICES)
     unscaled = 1 / tl.load(scales + atom)
     for own in tl.static_range(0, LMAX + 1):
         if degree == own:
@@ -244,16 +239,7 @@ def _gather_rotate_to_target(
 
 
 def _constants(shape: MessageShape) -> dict[str, int]:
-    return {
-        "LMAX": shape.lmax,
-        "MMAX": shape.mmax,
-        "CHANNELS": shape.channels,
-        "BLOCK": width(shape.channels),
-        "COEFFICIENTS": n_edge_coefficients(shape.lmax, shape.mmax),
-        "FACTORS": sum(shape.sizes),
-        "GEOMETRY": geometry_width(shape.lmax, shape.mmax),
-        "num_warps": warps(shape.channels),
-    }
+    return {**tile_constants(shape), "FACTORS": sum(shape.sizes)}
 
 
 def gather_rotate(nodes: Tensor, edges: EdgeTables, radial: Tensor, shape: MessageShape, out: Tensor) -> Tensor:

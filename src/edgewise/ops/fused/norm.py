@@ -74,25 +74,30 @@ def _scales(x, group, balance, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, EPS
 
 
 @triton.jit
+def _places(COEFFICIENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return coefficients, channels, which of a tile exist, and where they stand in a table and in this atom's features."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (row < COEFFICIENTS)[:, None] & (column < CHANNELS)[None, :]
+    place = row[:, None] * CHANNELS + column[None, :]
+    return row, column, inside, place, tl.program_id(0).to(tl.int64) * (COEFFICIENTS * CHANNELS) + place
+
+
+@triton.jit
 def _norm(
     x, groups, balance, weight, bias, added, out,
     COEFFICIENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
     GROUPS: tl.constexpr, EPSILON: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Normalise one atom."""
-    atom = tl.program_id(0).to(tl.int64)
-    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    row, column, inside, place, here = _places(COEFFICIENTS, ROWS, CHANNELS, BLOCK)
     within, known = column < CHANNELS, row < COEFFICIENTS
-    inside = known[:, None] & within[None, :]
-    place = row[:, None] * CHANNELS + column[None, :]
-    here = atom * (COEFFICIENTS * CHANNELS) + place
     values = _centred(tl.load(x + here, mask=inside, other=0.0), row, within, CHANNELS)
     group = tl.load(groups + row, mask=known, other=-1)
     scale = _scales(values, group, tl.load(balance + row, mask=known, other=0.0), CHANNELS, GROUPS, EPSILON)
     y = values * scale[:, None] * tl.load(weight + place, mask=inside, other=0.0)
     shift = tl.load(bias + column, mask=within, other=0.0)
     if ADDED:
-        shift += tl.load(added + atom * CHANNELS + column, mask=within, other=0.0)
+        shift += tl.load(added + tl.program_id(0).to(tl.int64) * CHANNELS + column, mask=within, other=0.0)
     tl.store(out + here, tl.where((row == 0)[:, None], y + shift[None, :], y), mask=inside)
 
 
@@ -103,12 +108,8 @@ def _norm_adjoint(
     GROUPS: tl.constexpr, EPSILON: tl.constexpr, BASE: tl.constexpr,
 ):  # fmt: skip
     """Make the gradient of one atom's features, added to what they have already."""
-    atom = tl.program_id(0).to(tl.int64)
-    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    row, column, inside, place, here = _places(COEFFICIENTS, ROWS, CHANNELS, BLOCK)
     within, known = column < CHANNELS, row < COEFFICIENTS
-    inside = known[:, None] & within[None, :]
-    place = row[:, None] * CHANNELS + column[None, :]
-    here = atom * (COEFFICIENTS * CHANNELS) + place
     values = _centred(tl.load(x + here, mask=inside, other=0.0), row, within, CHANNELS)
     group = tl.load(groups + row, mask=known, other=-1)
     share = tl.load(balance + row, mask=known, other=0.0)

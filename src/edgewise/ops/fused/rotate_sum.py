@@ -20,18 +20,16 @@ from edgewise.ops.fused.gather_rotate import (
     degree_tile,
     load_channels,
     rotation_row,
+    slice_of_edges,
     torque_of_pair,
 )
 from edgewise.ops.fused.layout import (
     coefficient,
     envelope_slope,
-    geometry_width,
     highest,
-    n_edge_coefficients,
     tile_rows,
 )
-from edgewise.ops.fused.shapes import EdgeTables, check_rows
-from edgewise.ops.launch import warps, width
+from edgewise.ops.fused.shapes import EdgeTables, check_rows, tile_constants
 from edgewise.ops.reference.edges import MessageShape
 
 
@@ -79,9 +77,7 @@ def _rotate_sum(
     part = tl.program_id(2)
     column = tl.arange(0, BLOCK)
     within = column < CHANNELS
-    start, stop = tl.load(starts + atom).to(tl.int64), tl.load(starts + atom + 1).to(tl.int64)
-    begin = start + (stop - start) * part // SLICES
-    end = start + (stop - start) * (part + 1) // SLICES
+    begin, end = slice_of_edges(starts, atom, part, SLICES)
     for own in tl.static_range(0, LMAX + 1):
         if degree == own:
             row = tl.arange(0, tile_rows(own))
@@ -175,16 +171,7 @@ def _rotate_sum_to_edges(
 
 def _constants(shape: MessageShape, *, embedding: bool) -> dict[str, int]:
     orders = 0 if embedding else shape.mmax
-    return {
-        "LMAX": shape.lmax,
-        "MMAX": shape.mmax,
-        "ORDERS": orders,
-        "CHANNELS": shape.channels,
-        "BLOCK": width(shape.channels),
-        "COEFFICIENTS": n_edge_coefficients(shape.lmax, orders),
-        "GEOMETRY": geometry_width(shape.lmax, shape.mmax),
-        "num_warps": warps(shape.channels),
-    }
+    return {**tile_constants(shape, orders=orders), "ORDERS": orders}
 
 
 def rotate_sum(

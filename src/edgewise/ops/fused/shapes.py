@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgewise.ops.fused.layout import envelope_slope, geometry_width
+from edgewise.ops.fused.layout import envelope_slope, geometry_width, n_edge_coefficients
+from edgewise.ops.launch import check_tensor, warps, width
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 from edgewise.ops.reference.edges import MessageShape
-from edgewise.so3 import m_major_order, n_coefficients
+from edgewise.so3 import packed_entries
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ def edge_tables(order: EdgeOrder, geometry: EdgeGeometry, shape: MessageShape, c
     """
     n_edges, device = order.source.shape[0], order.source.device
     table = torch.zeros(capacity, geometry_width(shape.lmax, shape.mmax), dtype=torch.float32, device=device)
-    columns, entries = _packed_columns(shape.lmax, shape.mmax)
-    table[:n_edges, columns] = geometry.rotations.flatten(1)[:, entries].to(torch.float32)
+    # The torque couples neighbouring orders, so one more is kept than the features have. The envelope takes the place of
+    # the rotation of scalars, which is 1.
+    entries, slope = packed_entries(shape.lmax, min(shape.lmax, shape.mmax + 1)), envelope_slope(shape.lmax, shape.mmax)
+    table[:n_edges, :slope] = geometry.rotations.flatten(1)[:, list(entries)].to(torch.float32)
     table[:n_edges, 0] = geometry.envelope.to(torch.float32)
-    table[:n_edges, envelope_slope(shape.lmax, shape.mmax)] = geometry.envelope_slope.to(torch.float32)
+    table[:n_edges, slope] = geometry.envelope_slope.to(torch.float32)
     ends = torch.zeros(2, capacity, dtype=torch.int32, device=device)
     ends[:, :n_edges] = torch.stack([order.source, order.target])
     by_source = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -71,32 +74,26 @@ def edge_tables(order: EdgeOrder, geometry: EdgeGeometry, shape: MessageShape, c
     )
 
 
-def _packed_columns(lmax: int, mmax: int) -> tuple[list[int], list[int]]:
-    """Return the columns of an edge's geometry that hold rotations, and the entries of the dense rotation they hold."""
-    from edgewise.ops.fused.layout import highest, rotation
-
-    row_of = {index: row for row, index in enumerate(m_major_order(lmax, lmax))}
-    columns: list[int] = []
-    entries: list[int] = []
-    for degree in range(1, lmax + 1):
-        top = highest(degree, mmax)
-        for m in range(-top, top + 1):
-            first = rotation(degree, m, mmax)
-            columns += range(first, first + 2 * degree + 1)
-            start = row_of[degree * degree + degree + m] * n_coefficients(lmax) + degree * degree
-            entries += range(start, start + 2 * degree + 1)
-    return columns, entries
+def tile_constants(shape: MessageShape, *, orders: int | None = None) -> dict[str, int]:
+    """Return the constants that kernels on channels of edges share; `orders` for features with fewer orders than mmax."""
+    return {
+        "LMAX": shape.lmax,
+        "MMAX": shape.mmax,
+        "CHANNELS": shape.channels,
+        "BLOCK": width(shape.channels),
+        "COEFFICIENTS": n_edge_coefficients(shape.lmax, shape.mmax if orders is None else orders),
+        "GEOMETRY": geometry_width(shape.lmax, shape.mmax),
+        "num_warps": warps(shape.channels),
+    }
 
 
 def check_rows(name: str, tensor: Tensor, n_rows: int, n_columns: int) -> None:
-    """Make sure that a kernel, which looks at nothing itself, reads inside a tensor.
+    """Make sure that a kernel reads inside a tensor of rows.
 
     Raises:
         ValueError: Another shape, or rows that do not stand one after the other.
     """
-    if tuple(tensor.shape) != (n_rows, n_columns):
-        message = f"{name} has shape {tuple(tensor.shape)}; the other arguments ask for ({n_rows}, {n_columns})"
-        raise ValueError(message)
+    check_tensor(name, tensor, (n_rows, n_columns), tensor.dtype)
     if not tensor.is_contiguous():
         message = f"the rows of {name} do not stand one after the other; give a contiguous tensor"
         raise ValueError(message)

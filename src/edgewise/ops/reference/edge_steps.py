@@ -18,11 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgewise.ops.reference.edges import EdgeSegment, MessageShape, SO2Weights, gate, so2_linear
+from edgewise.ops.reference.edges import EdgeSegment, MessageShape, SO2Weights
 from edgewise.ops.reference.feed_forward import silu_slope
 from edgewise.so3 import edge_frames, generators, rotation_rows
-
-__all__ = ["gate", "so2_linear"]
 
 
 @dataclass(frozen=True)
