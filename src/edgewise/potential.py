@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from edgewise.engine.description import Description
-from edgewise.engine.plan import Plan, make_plan, refuse_before_loading, resolve_device
-from edgewise.engine.runner import Runner
+from edgewise.engine.plan import Plan, make_plan, refuse_before_loading, resolve_device, runner_class
+from edgewise.engine.runner import Outputs, Runner
 from edgewise.errors import (
     EdgewiseWarning,
     InvalidSettingsError,
@@ -132,7 +132,8 @@ class Potential:
         with torch.inference_mode(mode=False):
             dtype = torch.float64 if self._plan.precision == "float64" else torch.float32
             network = build_network(self.config, self._plan.ops, checkpoint.weights, dtype)
-            self._runner = Runner(network, self._scales, self.settings, self.device, self._plan.precision)
+            make_runner = runner_class(self._plan.mode)
+            self._runner: Runner = make_runner(network, self._scales, self.settings, self.device, self._plan.precision)
         warned = (*self._plan.warnings, *self._scale_notes())
         self._notes = (*warned, *self._plan.notes)
         for note in warned:
@@ -206,15 +207,21 @@ class Potential:
         # Tensors made in a caller's inference mode could not be differentiated through.
         with torch.inference_mode(mode=False):
             batch = self._checked_batch(listed, tasks)
-            outputs = [self._runner.run(part) for part in _split(batch)]
-        results = Results(
-            energy=_joined([item.energy for item in outputs], (0,)),
-            forces=_joined([item.forces for item in outputs], (0, 3)),
-            stress=_joined([item.stress for item in outputs], (0, 3, 3)),
-            n_atoms=batch.n_atoms.numpy(),
-        )
-        _check_finite(results, batch)
+            parts = _split(batch)
+            outputs = [self._runner.run(part) for part in parts]
+            results = _joined_results(outputs, batch)
+            bad = _not_finite(results, batch)
+            if bad:
+                again = [self._again(part, found) for part, found in zip(parts, outputs, strict=True)]
+                results = _joined_results(again, batch)
+                _check_finite(results, batch)
         return results
+
+    def _again(self, part: SystemBatch, found: Outputs) -> Outputs:
+        """Do a part of a batch again one precision higher if it is not finite; keep what was found otherwise."""
+        alone = _joined_results([found], part)
+        higher = self._runner.redo(part) if _not_finite(alone, part) else None
+        return found if higher is None else higher
 
     def hessian(self, atoms: Atoms, task: str | None = None) -> NDArray[np.float64]:
         """Compute the second derivatives of the energy of one structure.
@@ -262,7 +269,7 @@ class Potential:
             operations=self._plan.operations,
             merging=merging,
             neighbors=cap,
-            notes=self._notes,
+            notes=(*self._notes, *self._runner.notes),
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Potential:
@@ -467,13 +474,27 @@ def _joined(tensors: Sequence[torch.Tensor], empty_shape: tuple[int, ...]) -> ND
     return torch.cat(list(tensors)).cpu().numpy().astype(np.float64, copy=False)
 
 
+def _joined_results(outputs: Sequence[Outputs], batch: SystemBatch) -> Results:
+    return Results(
+        energy=_joined([item.energy for item in outputs], (0,)),
+        forces=_joined([item.forces for item in outputs], (0, 3)),
+        stress=_joined([item.stress for item in outputs], (0, 3, 3)),
+        n_atoms=batch.n_atoms.numpy(),
+    )
+
+
+def _not_finite(results: Results, batch: SystemBatch) -> list[int]:
+    """Return the systems whose results are NaN or infinite; the stress is meant to be NaN where no axis is periodic."""
+    bad = ~np.isfinite(results.energy)
+    bad[batch.system_idx.numpy()[~np.isfinite(results.forces).all(axis=1)]] = True
+    return np.flatnonzero(bad | np.isinf(results.stress).any(axis=(1, 2))).tolist()
+
+
 def _check_finite(results: Results, batch: SystemBatch) -> None:
-    per_atom = np.isfinite(results.forces).all(axis=1)
-    bad_systems = ~np.isfinite(results.energy)
-    bad_systems[batch.system_idx.numpy()[~per_atom]] = True
-    if bad_systems.any():
+    bad = _not_finite(results, batch)
+    if bad:
         message = (
-            f"the network returned NaN or infinity for structure {int(np.flatnonzero(bad_systems)[0])}; "
+            f"the network returned NaN or infinity for structure {bad[0]}; "
             "check its distances, or use precision='float64'"
         )
         raise NonFiniteResultError(message)

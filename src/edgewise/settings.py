@@ -98,13 +98,20 @@ class InferenceSettings:
             raise InvalidSettingsError(message)
         return cls(**values)
 
-    def resolve_precision(self, device_type: str) -> Precision:
-        """Return the precision that runs on a device type ("cpu", "cuda", ...)."""
+    def resolve_precision(self, device_type: str, mode: str | None = None) -> Precision:
+        """Return the precision that runs.
+
+        Args:
+            device_type: "cpu", "cuda", ...
+            mode: Execution mode, where it is known: fused takes "fast" unless anything else is asked for.
+        """
         if self.precision is not None:
             return self.precision
         if self.base_precision_dtype == "float64":
             return "float64"
-        return "tf32" if self.tf32 and device_type == "cuda" else "float32"
+        if self.tf32 and device_type == "cuda":
+            return "tf32"
+        return "fast" if mode == "fused" and not self.tf32 else "float32"
 
     @property
     def uses_nvalchemi(self) -> bool:

@@ -219,14 +219,6 @@ def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> N
         potential(execution_mode="umas_fast_gpu", precision="float32")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_it_is_the_default_on_a_gpu() -> None:
-    model = edgewise.Potential(golden_checkpoint("uma-s-tiny"), device="cuda")
-    assert model.describe().mode == "umas_fast_gpu"
-    assert edgewise.Potential(golden_checkpoint("uma-m-tiny"), device="cuda").describe().mode == "general"
-
-
 def test_the_choice_is_explained() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", EdgewiseWarning)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, fields, replace
-from typing import NoReturn
 
 import torch
 
+from edgewise.engine.runner import Runner
 from edgewise.errors import InvalidSettingsError, ModeUnavailableError
 from edgewise.model.config import ModelConfig
 from edgewise.ops import REFERENCE, WRITTEN_OUT, Ops
@@ -17,6 +17,9 @@ S2_NOTE = (
     "the s2 activation works on a finite grid, so this model is not exactly invariant under rotations; results depend "
     "slightly on the orientation of the structure"
 )
+
+BY_PRECISION = "precision='fast' is that of execution_mode='fused', which"
+"""How a refusal of mode fused begins that nobody asked for by its name."""
 
 COMPILE_NOTE = (
     "compiled for calls whose structures all share their merged expert weights; other calls run the same operations "
@@ -55,7 +58,7 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
     """
     mode, reason = _choose_mode(config, settings, device)
     _refuse_unavailable(settings, mode, reason)
-    precision = settings.resolve_precision(device.type)
+    precision = settings.resolve_precision(device.type, mode)
     warnings: list[str] = []
     notes: list[str] = []
     if config.activation == "s2":
@@ -67,7 +70,7 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
         notes.append("sums run in a fixed order (deterministic=True)")
     if settings.compile:
         notes.append(COMPILE_NOTE)
-    choose = _fast_ops if mode == "umas_fast_gpu" else _general_ops
+    choose = {"fused": _fused_ops, "umas_fast_gpu": _fast_ops, "general": _general_ops}[mode]
     ops, operations = choose(config, settings, device)
     return Plan(
         mode=mode,
@@ -83,20 +86,17 @@ def make_plan(config: ModelConfig, settings: InferenceSettings, device: torch.de
 def _choose_mode(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[str, str]:
     """Return the mode and why."""
     asked = settings.execution_mode
-    if asked == "fused":
-        message = "execution_mode='fused' is not part of this version; use 'umas_fast_gpu', 'general' or None"
-        raise ModeUnavailableError(message)
     if asked == "general":
         return "general", "asked for"
-    obstacles = _obstacles_to_fast(config, device)
-    if asked == "umas_fast_gpu":
-        if obstacles:
-            _refuse_fast(obstacles)
-        return "umas_fast_gpu", "asked for"
+    to_fused, to_fast = _obstacles_to_fused(config, settings, device), _obstacles_to_fast(config, device)
+    if asked is not None:
+        _refuse(asked, to_fused if asked == "fused" else to_fast)
+        return asked, "asked for"
+    if settings.precision == "fast":
+        _refuse("fused", to_fused, BY_PRECISION)
+        return "fused", "chosen because precision='fast' is asked for"
     if device.type != "cuda":
         return "general", f"chosen on {device.type}"
-    if obstacles:
-        return "general", f"chosen because umas_fast_gpu cannot serve: {'; '.join(obstacles)}"
     # What can be asked for by name need not be the choice without one.
     against: list[str] = []
     if settings.resolve_precision(device.type) == "float64":
@@ -107,7 +107,21 @@ def _choose_mode(config: ModelConfig, settings: InferenceSettings, device: torch
         against.append("merge_mole=False is asked for (umas_fast_gpu serves it when it is asked for by name)")
     if against:
         return "general", f"chosen because {'; '.join(against)}"
-    return "umas_fast_gpu", "chosen because it is the fastest mode that serves this model on a GPU"
+    if not to_fused:
+        return "fused", "chosen because it is the fastest mode that serves this model on a GPU"
+    if to_fast:
+        why = f"fused cannot serve: {'; '.join(to_fused)}; umas_fast_gpu cannot serve: {'; '.join(to_fast)}"
+        return "general", f"chosen because {why}"
+    return "umas_fast_gpu", f"chosen because fused cannot serve: {'; '.join(to_fused)}"
+
+
+def runner_class(mode: str) -> type[Runner]:
+    """Return what runs a mode."""
+    if mode == "fused":
+        from edgewise.engine.fused.kernel_runner import KernelRunner
+
+        return KernelRunner
+    return Runner
 
 
 def refuse_before_loading(settings: InferenceSettings, device: torch.device) -> None:
@@ -116,20 +130,30 @@ def refuse_before_loading(settings: InferenceSettings, device: torch.device) -> 
     Raises:
         ModeUnavailableError: A mode, precision or option was asked for by name and cannot serve here.
     """
-    if settings.execution_mode == "umas_fast_gpu":
-        obstacles = _obstacles_of_device(device)
-        if obstacles:
-            _refuse_fast(obstacles)
+    if settings.execution_mode in ("umas_fast_gpu", "fused"):
+        _refuse(settings.execution_mode, _obstacles_of_device(device))
+    elif settings.precision == "fast":
+        _refuse("fused", _obstacles_of_device(device), BY_PRECISION)
     _refuse_unavailable(settings, settings.execution_mode or "", "asked for")
 
 
-def _refuse_fast(obstacles: list[str]) -> NoReturn:
-    message = f"execution_mode='umas_fast_gpu' cannot serve: {'; '.join(obstacles)}; use 'general' or None"
-    raise ModeUnavailableError(message)
+def _refuse(mode: str, obstacles: list[str], what: str | None = None) -> None:
+    """Refuse a mode that was asked for by name, if anything stands against it.
+
+    Args:
+        mode: The mode.
+        obstacles: What stands against it.
+        what: What was asked for, as the beginning of a sentence; None for the mode itself.
+    """
+    if obstacles:
+        others = "'general' or None" if mode == "umas_fast_gpu" else "'umas_fast_gpu', 'general' or None"
+        way_out = f"use {others}" if what is None else "use precision='float32'"
+        message = f"{what or f'execution_mode={mode!r}'} cannot serve: {'; '.join(obstacles)}; {way_out}"
+        raise ModeUnavailableError(message)
 
 
 def _obstacles_of_device(device: torch.device) -> list[str]:
-    """Return the conditions of mode umas_fast_gpu on the machine that do not hold."""
+    """Return the conditions of the modes with kernels on the machine that do not hold."""
     obstacles: list[str] = []
     if importlib.util.find_spec("triton") is None:
         obstacles.append("Triton is not installed (builds of torch for GPUs bring it)")
@@ -138,6 +162,20 @@ def _obstacles_of_device(device: torch.device) -> list[str]:
 
         if not is_interpreted():
             obstacles.append(f"the device is {device.type}, not cuda")
+    return obstacles
+
+
+def _obstacles_to_fused(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> list[str]:
+    """Return the conditions of mode fused that do not hold."""
+    obstacles = _obstacles_of_device(device)
+    if config.activation != "gate":
+        obstacles.append(f"its steps are those of the gate activation, and the model has {config.activation!r}")
+    if settings.edge_chunk_size is not None:
+        obstacles.append(f"it takes all edges at once, and edge_chunk_size={settings.edge_chunk_size} is given")
+    if settings.compile:
+        obstacles.append("nothing is left to compile in it, and compile=True is given")
+    if not settings.merge_mole:
+        obstacles.append("it merges experts once for each kind of system, and merge_mole=False is given")
     return obstacles
 
 
@@ -189,6 +227,27 @@ def _fast_ops(config: ModelConfig, settings: InferenceSettings, device: torch.de
     return fast_ops(chosen), operations
 
 
+def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
+    """Return the operations of the network that Hessians differentiate, and for each step what runs."""
+    from edgewise.ops.launch import is_interpreted
+
+    del config, settings
+    kernels = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
+    library = "cuBLAS" if device.type == "cuda" else "PyTorch"
+    steps = {
+        "edge_geometry": "plain PyTorch",
+        "radial_networks": f"{kernels}, last layers by {library}",
+        "gather_rotate": kernels,
+        "so2_linear": library,
+        "gate": kernels,
+        "rotate_sum": kernels,
+        "norm": kernels,
+        "feed_forward": "plain PyTorch",
+        "energy_head": "plain PyTorch",
+    }
+    return REFERENCE, steps
+
+
 def _operations(config: ModelConfig, text: str) -> dict[str, str]:
     """Return a text for every operation that a model with this activation has."""
     absent = ("grid_activation",) if config.activation == "gate" else ("edge_message", "gate")
@@ -222,9 +281,6 @@ def resolve_device(name: str | torch.device) -> torch.device:
 
 
 def _refuse_unavailable(settings: InferenceSettings, mode: str, reason: str) -> None:
-    if settings.precision == "fast":
-        message = "precision='fast' needs execution_mode='fused', which is not part of this version; use 'float32'"
-        raise ModeUnavailableError(message)
     if settings.compile and mode == "general":
         message = (
             f"compile=True needs execution_mode='umas_fast_gpu', and 'general' would run ({reason}); use compile=False or "

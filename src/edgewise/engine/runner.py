@@ -91,6 +91,16 @@ class Runner:
                     return self._direct_outputs(batch, output, scales)
                 return self._conservative_outputs(batch, edges, output.node_energy.detach(), gradient, scales)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What has happened so far that `describe()` tells."""
+        return ()
+
+    def redo(self, batch: SystemBatch) -> Outputs | None:
+        """Do a batch again one precision higher, after its results were not finite; None if there is no higher one."""
+        del batch
+        return None
+
     def hessian(self, batch: SystemBatch) -> Tensor:
         """Compute the second derivatives of one structure's energy, [3 n_atoms, 3 n_atoms], eV/Å^2, float64.
 

@@ -28,6 +28,9 @@ PROGRAMS_WANTED = 4000
 
 MOST_SLICES = 8
 
+_TABLES_OF_EDGES = ("ends", "geometry", "n_live", "target_starts", "by_source", "source_starts")
+"""What the edges of a step decide; the scales are worked out in each step."""
+
 _STACKS: WeakKeyDictionary[StepWeights, RadialStack] = WeakKeyDictionary()
 
 LARGEST_EXPONENT = 5
@@ -59,11 +62,10 @@ class KernelEdges(StepEdges):
             dtype: Type of the rows.
             capacity: Number of edges to make room for; None for as many as there are.
         """
-        order = edge_steps.edge_order(edges.edge_index, n_atoms)
-        super().__init__(order, geometry, shape, dtype)
-        self._cutoff = cutoff
-        self._n_edges = edges.edge_index.shape[1]
-        self._tables = edge_tables(order, geometry, shape, self._n_edges if capacity is None else capacity)
+        order, n_edges = edge_steps.edge_order(edges.edge_index, n_atoms), edges.edge_index.shape[1]
+        self._tables = edge_tables(order, geometry, shape, n_edges if capacity is None else capacity)
+        super().__init__(order, _with_room(geometry, self._tables.capacity), shape, dtype)
+        self._cutoff, self._n_atoms = cutoff, n_atoms
         self._n_coefficients = (shape.lmax + 1) ** 2
         self._n_slices = min(MOST_SLICES, max(1, PROGRAMS_WANTED // max(1, n_atoms)))
         n_tasks = shape.lmax + 1
@@ -79,12 +81,12 @@ class KernelEdges(StepEdges):
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
         stack = _stack(weights)
-        parts = 2 if self.dtype == torch.float16 else 1
+        parts, n_networks = 2 if self.dtype == torch.float16 else 1, len(weights.radial_networks)
         values, slopes = (
-            self._rows(parts * stack.n_hidden, len(weights.radial_networks)).unflatten(0, (-1, self._tables.capacity))
+            self._rows(parts * stack.n_hidden, n_networks).unflatten(0, (n_networks, self._tables.capacity))
             for _ in range(2)
         )
-        distance = functional.pad(self.geometry.distance.float(), (0, self._tables.capacity - self._n_edges))
+        distance = self.geometry.distance.float()
         # Slopes do not go through the network again, so their rounding stays what it is.
         exact = self.dtype == torch.float32
         radial_hidden(distance, numbers.int(), self._tables, self._cutoff, stack, values, slopes, exact_slopes=exact)
@@ -115,7 +117,7 @@ class KernelEdges(StepEdges):
 
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        nodes = self._slices(self.order.target_starts.shape[0] - 1)
+        nodes = self._slices(self._n_atoms)
         return rotate_sum(features, bias, self._tables, self.shape, nodes).sum(0)
 
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ class KernelEdges(StepEdges):
 
     def embed(self, features: Tensor) -> Tensor:
         """See `StepEdges`."""
-        nodes = self._slices(self.order.target_starts.shape[0] - 1)
+        nodes = self._slices(self._n_atoms)
         return rotate_sum(features, self._no_bias(), self._tables, self.shape, nodes, embedding=True).sum(0)
 
     def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
@@ -145,9 +147,16 @@ class KernelEdges(StepEdges):
         )
 
     def edge_gradient(self) -> Tensor:
-        """See `StepEdges`."""
+        """See `StepEdges`; [capacity, 3], where rows that hold no edge have no meaning."""
         tangents = self._of_ends.sum(0) + self._of_sums.sum(0)
-        return edge_steps.edge_gradient(self.geometry, tangents[: self._n_edges].to(self.geometry.frames.dtype))
+        return edge_steps.edge_gradient(self.geometry, tangents.to(self.geometry.frames.dtype))
+
+    def copy_(self, other: KernelEdges) -> None:
+        """Take the place of other edges of the same capacity: a captured step reads the tensors that are here."""
+        self.geometry.distance.copy_(other.geometry.distance)
+        self.geometry.frames.copy_(other.geometry.frames)
+        for name in _TABLES_OF_EDGES:
+            getattr(self._tables, name).copy_(getattr(other._tables, name))
 
     def _rows(self, width: int, times: int = 1) -> Tensor:
         return torch.empty(times * self._tables.capacity, width, dtype=self.dtype, device=self._tables.ends.device)
@@ -161,6 +170,16 @@ class KernelEdges(StepEdges):
 
     def _no_bias(self) -> Tensor:
         return self._zeros((self.shape.lmax + 1) * self.shape.channels)
+
+
+def _with_room(geometry: EdgeGeometry, capacity: int) -> EdgeGeometry:
+    """Make room in what is read of an edge's geometry apart from the tables; distances are 1 where there is no edge."""
+    room = capacity - geometry.distance.shape[0]
+    return replace(
+        geometry,
+        distance=functional.pad(geometry.distance, (0, room), value=1.0),
+        frames=functional.pad(geometry.frames, (0, 0, 0, 0, 0, room)),
+    )
 
 
 def _stack(weights: StepWeights) -> RadialStack:

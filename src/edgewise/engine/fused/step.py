@@ -141,9 +141,22 @@ class Step:
         return output, inputs.edges.edge_gradient()
 
     def inputs(
-        self, batch: SystemBatch, edges: EdgeList, weights: Sequence[StepWeights], weights_of_system: Sequence[int]
+        self,
+        batch: SystemBatch,
+        edges: EdgeList,
+        weights: Sequence[StepWeights],
+        weights_of_system: Sequence[int],
+        n_atoms: Sequence[int] | None = None,
     ) -> StepInputs:
-        """Lay out what a step reads; the arguments are those of a call."""
+        """Lay out what a step reads; the arguments are those of a call.
+
+        Args:
+            batch: As there.
+            edges: As there.
+            weights: As there.
+            weights_of_system: As there.
+            n_atoms: Number of atoms of each system, where the host knows them: asking the device would wait for it.
+        """
         config, backbone = self._config, self._network.backbone
         centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edges.edge_vec.device)
         dtype = backbone.sphere_embedding.weight.dtype
@@ -153,7 +166,7 @@ class Step:
             at_atoms=backbone.system_embedding(batch)[batch.system_idx],
             edges=self._make_edges(edges, batch.atomic_numbers.shape[0], geometry, self._shape),
             segments=segments_of(edges.edges_per_system, weights_of_system),
-            atom_segments=segments_of(batch.n_atoms.tolist(), weights_of_system),
+            atom_segments=segments_of(batch.n_atoms.tolist() if n_atoms is None else n_atoms, weights_of_system),
             weights=weights,
         )
 

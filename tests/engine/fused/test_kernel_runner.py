@@ -1,0 +1,211 @@
+"""Mode fused as users meet it: choice, precision, retry, repeatability, and captured steps that serve changing systems."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk
+
+import edgewise
+from edgewise import errors
+from edgewise.engine.fused.capacity import capacity_of
+from edgewise.engine.fused.kernel_runner import KernelRunner
+from edgewise.potential import Potential, Results
+from tests import tolerances
+from tests.cases import ARCHITECTURES, golden_checkpoint, potential, water
+from tests.ops.kernel_problems import DEVICE
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning"),
+    # What the interpreter says of infinities, which some tests make on purpose.
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+]
+
+ON_A_GPU = DEVICE == "cuda"
+
+
+def fused(architecture: str = "uma-s-tiny", **settings: Any) -> Potential:
+    return potential(architecture, device=DEVICE, **{"execution_mode": "fused", "precision": None, **settings})
+
+
+def overflowing(factor: float) -> edgewise.weights.Checkpoint:
+    """Return a model whose values before the gate are larger by a factor, in a channel that the gate closes little."""
+    checkpoint = golden_checkpoint("uma-s-tiny")
+    name = next(name for name in checkpoint.weights if "so2_conv_1" in name and "fc_m0" in name and "weight" in name)
+    return replace(checkpoint, weights={**checkpoint.weights, name: checkpoint.weights[name] * factor})
+
+
+def same_bits(one: Results, other: Results) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True)
+        for name in ("energy", "forces", "stress")
+    )
+
+
+def test_capacities_depend_on_the_number_of_edges_alone() -> None:
+    numbers = [*range(2000), *(2**power + extra for power in range(11, 30) for extra in (-1, 0, 1, 17))]
+    for n_edges in numbers:
+        room = capacity_of(n_edges) - n_edges
+        assert room >= 0
+        assert room <= 16 or room <= 0.03 * n_edges
+    assert capacity_of(0) == 16
+    assert capacity_of(77_940) == 78_848
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_by_name(architecture: str) -> None:
+    model = fused(architecture)
+    assert isinstance(model._runner, KernelRunner)
+    assert model.describe().mode == "fused"
+    assert model.describe().precision == "fast"
+    task = model.tasks[0]
+    found = model.predict([water()], task)
+    tolerances.assert_close(found[0], potential(architecture).predict([water()], task)[0], tolerances.FAST)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"edge_chunk_size": 5}, "edge_chunk_size=5 is given"),
+        ({"compile": True}, "compile=True is given"),
+        ({"merge_mole": False}, "merge_mole=False is given"),
+    ],
+)
+@pytest.mark.parametrize("asked", [{"execution_mode": "fused"}, {"execution_mode": None, "precision": "fast"}])
+def test_what_it_does_not_serve_is_refused(settings: dict[str, Any], words: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(errors.ModeUnavailableError, match=words):
+        fused(**asked, **settings)
+
+
+def test_precision_fast_asks_for_the_mode() -> None:
+    assert fused(execution_mode=None, precision="fast").describe().mode == "fused"
+
+
+def test_s2_activation_is_refused() -> None:
+    name = "esen-s2-tiny"
+    checkpoint = golden_checkpoint("esen-tiny")
+    config = {**checkpoint.model_config, "backbone": {**checkpoint.model_config["backbone"], "act_type": "s2"}}
+    settings = edgewise.InferenceSettings(execution_mode="fused")
+    with pytest.raises(errors.ModeUnavailableError, match="gate activation"):
+        Potential(replace(checkpoint, name=name, model_config=config), device=DEVICE, settings=settings)
+
+
+def test_overflow_is_done_again_in_float32() -> None:
+    """Values beyond 65504 do not exist in float16: the results are those of float32, and `describe()` says so."""
+    checkpoint = overflowing(3e5)
+    model = Potential(checkpoint, device=DEVICE, settings=edgewise.InferenceSettings(execution_mode="fused"))
+    exact = Potential(checkpoint, settings=edgewise.InferenceSettings(precision="float64"))
+    alone = model._runner.run(_batch(model, [water()]))
+    assert not np.isfinite(alone.energy.cpu().numpy()).all(), "the test has to overflow"
+    found = model.predict([water()], "omol")
+    tolerances.assert_close(found[0], exact.predict([water()], "omol")[0], tolerances.T32)
+    assert any("1 batch was done again in float32" in note for note in model.describe().notes)
+
+
+def test_what_float32_cannot_hold_names_the_structure() -> None:
+    checkpoint = overflowing(1e38)
+    model = Potential(checkpoint, device=DEVICE, settings=edgewise.InferenceSettings(execution_mode="fused"))
+    with pytest.raises(errors.NonFiniteResultError, match="structure 0"):
+        model.predict([water(), Atoms("He")], "omol")
+
+
+def _batch(model: Potential, structures: list[Atoms]) -> edgewise.systems.SystemBatch:
+    return model._checked_batch(structures, ["omol"] * len(structures))
+
+
+def test_a_lone_atom_and_an_empty_list() -> None:
+    model = fused().allowing(lone_atoms=True)
+    exact = potential().allowing(lone_atoms=True)
+    tolerances.assert_close(
+        model.predict([Atoms("Na")], "omat")[0], exact.predict([Atoms("Na")], "omat")[0], tolerances.FAST
+    )
+    assert len(model.predict([], "omat")) == 0
+
+
+def crystals(count: int) -> list[Atoms]:
+    """Return rattled crystals with different numbers of edges."""
+    found = []
+    for seed in range(count):
+        atoms = bulk("Cu", cubic=True) * (2, 2, 1 + seed % 2)
+        atoms.rattle(0.05, seed=seed)
+        found.append(atoms)
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fast", "float32"])
+def test_captured_steps_equal_general(precision: str) -> None:
+    model, exact = fused(precision=precision), potential()
+    tolerance = tolerances.FAST if precision == "fast" else tolerances.T32
+    for atoms in crystals(6):
+        tolerances.assert_close(model.predict(atoms, "omat")[0], exact.predict(atoms, "omat")[0], tolerance)
+
+
+@pytest.mark.gpu
+def test_the_same_bits_alone_and_after_others() -> None:
+    model, structures = fused(), crystals(6)
+    first = [model.predict(atoms, "omat") for atoms in structures]
+    again = [model.predict(atoms, "omat") for atoms in reversed(structures)][::-1]
+    alone = [fused().predict(atoms, "omat") for atoms in structures]
+    for results in (again, alone):
+        assert all(same_bits(one, other) for one, other in zip(first, results, strict=True))
+
+
+@pytest.mark.gpu
+def test_the_same_bits_in_another_process() -> None:
+    program = (
+        "from tests.engine.fused.test_kernel_runner import *\n"
+        "found = fused().predict(crystals(1), 'omat')\n"
+        "print(found.energy.tobytes().hex(), found.forces.tobytes().hex(), found.stress.tobytes().hex())"
+    )
+    lines = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout for _ in "ab"
+    }
+    assert len(lines) == 1
+    found = fused().predict(crystals(1), "omat")
+    assert found.forces.tobytes().hex() in lines.pop()
+
+
+@pytest.mark.gpu
+def test_alternating_systems_are_captured_once() -> None:
+    model = fused()
+    runner = model._runner
+    assert isinstance(runner, KernelRunner)
+    small, large = crystals(2)
+    for _ in range(3):
+        model.predict(small, "omat")
+        model.predict(large, "omat")
+        model.predict(water(), "omol")
+    assert runner.n_captured == 3
+
+
+@pytest.mark.gpu
+def test_charge_and_spin_reach_a_captured_step() -> None:
+    model, exact = fused(precision="float32"), potential()
+    for charge, spin in ((0, 1), (-1, 2), (1, 2), (0, 1)):
+        atoms = water()
+        atoms.info = {"charge": charge, "spin": spin}
+        tolerances.assert_close(model.predict(atoms, "omol")[0], exact.predict(atoms, "omol")[0], tolerances.T32)
+
+
+@pytest.mark.gpu
+def test_mixed_batches_equal_general() -> None:
+    model, exact = fused(precision="float32"), potential()
+    structures, tasks = [water(), *crystals(2), water()], ["omol", "omat", "omat", "omol"]
+    found, expected = model.predict(structures, tasks), exact.predict(structures, tasks)
+    for one, other in zip(found, expected, strict=True):
+        tolerances.assert_close(one, other, tolerances.T32)
+
+
+@pytest.mark.gpu
+def test_it_is_the_choice_on_a_gpu() -> None:
+    assert fused(execution_mode=None).describe().mode == "fused"
+    assert fused(execution_mode=None, precision="float32").describe().precision == "float32"
+    assert fused(execution_mode=None, edge_chunk_size=9).describe().mode == "umas_fast_gpu"
