@@ -1,6 +1,6 @@
-"""Says which rounding to float16 costs how much of the accuracy of mode fused, in emulation on a CPU.
+"""Says which rounding to float16 costs how much of the accuracy of mode fused, in emulation.
 
-    python benchmarks/rounding.py [--repeat 2 4 4] [--without hidden slopes]
+    python benchmarks/rounding.py [--repeat 2 4 4] [--device cpu] [--without hidden slopes]
 
 The step runs in plain PyTorch and float64, where everything that the mode keeps or multiplies in float16 is rounded to
 nearest: alone, all together, and all but what `--without` names. The last radial layer's operand is rounded once here; the
@@ -123,14 +123,15 @@ def rounded_weights(weights: StepWeights, chosen: frozenset[str]) -> StepWeights
     return replace(weights, degree=radial(weights.degree, "embedding"), blocks=tuple(blocks))
 
 
-def evaluator(repeat: tuple[int, int, int]) -> tuple[Callable[[frozenset[str]], dict[str, Tensor]], int]:
+def evaluator(repeat: tuple[int, int, int], device: str) -> tuple[Callable[[frozenset[str]], dict[str, Tensor]], int]:
     """Return what evaluates a crystal with roundings at given places, and its number of atoms."""
     atoms = copper(repeat)
     settings = edgewise.InferenceSettings(execution_mode="general", precision="float64")
-    runner = edgewise.Potential(uma_s(n_experts=8), task="omat", settings=settings)._runner  # noqa: SLF001
+    runner = edgewise.Potential(uma_s(n_experts=8), task="omat", device=device, settings=settings)._runner  # noqa: SLF001
     batch = batch_from_atoms([atoms], ["omat"])
     edges, (mixed, of_system) = runner._edges(batch), runner.mixtures.for_batch(batch)  # noqa: SLF001
     scales = runner._scales.of(batch, runner.device)  # noqa: SLF001
+    batch, edges = batch.to(device), edges.to(device)
     weights = [prepare(runner.network.backbone, item, torch.float64) for item in mixed]
 
     def evaluate(chosen: frozenset[str]) -> dict[str, Tensor]:
@@ -139,7 +140,7 @@ def evaluator(repeat: tuple[int, int, int]) -> tuple[Callable[[frozenset[str]], 
         output, gradient = Step(runner.network, RoundedEdges)(batch, edges, given, of_system)
         assert gradient is not None
         found = runner._conservative_outputs(batch, edges, output.node_energy, gradient, scales)  # noqa: SLF001
-        return {"energy": found.energy, "forces": found.forces, "stress": found.stress}
+        return {key: getattr(found, key).cpu() for key in ("energy", "forces", "stress")}
 
     return evaluate, len(atoms)
 
@@ -157,9 +158,10 @@ def main() -> None:
     """Print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, nargs=3, default=(2, 4, 4), help="of the primitive cell of copper")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--without", nargs="+", choices=PLACES, default=["hidden", "slopes"], metavar="PLACE")
     arguments = parser.parse_args()
-    evaluate, n_atoms = evaluator(tuple(arguments.repeat))
+    evaluate, n_atoms = evaluator(tuple(arguments.repeat), arguments.device)
     exact = evaluate(frozenset())
     for title, chosen in cases(arguments.without):
         found = errors(evaluate(chosen), exact, n_atoms)

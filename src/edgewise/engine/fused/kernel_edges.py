@@ -87,9 +87,8 @@ class KernelEdges(StepEdges):
             for _ in range(2)
         )
         distance = self.geometry.distance.float()
-        # Slopes do not go through the network again, so their rounding stays what it is.
-        exact = self.dtype == torch.float32
-        radial_hidden(distance, numbers.int(), self._tables, self._cutoff, stack, values, slopes, exact_slopes=exact)
+        # Rounded operands of slopes alone would cost more accuracy than all rows of edges together.
+        radial_hidden(distance, numbers.int(), self._tables, self._cutoff, stack, values, slopes, exact_slopes=True)
         return list(zip(values, slopes, strict=True))
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
