@@ -20,7 +20,18 @@ import torch
 from checks import errors, require, require_errors
 from machine import require_gpu
 from models import uma_s
-from ops.fused import gate, gather_rotate, norm, problem, radial_hidden, rotate_sum, segment_sum, so2_linear
+from ops.fused import (
+    balance,
+    embedding,
+    gate,
+    gather_rotate,
+    norm,
+    problem,
+    radial_hidden,
+    rotate_sum,
+    segment_sum,
+    so2_linear,
+)
 from structures import copper
 from torch import Tensor
 
@@ -129,7 +140,7 @@ def steps(repeat: tuple[int, int, int], types: list[torch.dtype]) -> Iterator[Ro
 def ops(out: Path) -> Iterator[Row]:
     """Every kernel alone, beside plain PyTorch, with rows in float32 and in float16."""
     del out
-    for op in (gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
+    for op in (balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
         for dtype in problem.BOUNDS:
             yield from op.rows("copper", dtype)
 

@@ -12,7 +12,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import torch
 from ops import measure
-from ops.fused import gate, gather_rotate, norm, problem, radial_hidden, rotate_sum, segment_sum, so2_linear
+from ops.fused import (
+    balance,
+    embedding,
+    gate,
+    gather_rotate,
+    norm,
+    problem,
+    radial_hidden,
+    rotate_sum,
+    segment_sum,
+    so2_linear,
+)
 from structures import random_graph
 
 N_EDGES, N_ATOMS, CHANNELS = 18, 5, 16
@@ -24,7 +35,7 @@ def main() -> None:
     measure.milliseconds = lambda function, repeats=0: 0.0 * len(list(function())) * repeats
     measure.peak_mebibytes = lambda function: 0.0 * len(list(function()))
     edge_index, edge_vec = random_graph(device, N_EDGES, N_ATOMS)
-    for op in (gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
+    for op in (balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
         for dtype in problem.BOUNDS:
             given = problem.FusedProblem(edge_index, edge_vec, dtype, channels=CHANNELS, n_atoms=N_ATOMS)
             for row in op.rows("random", dtype, given):

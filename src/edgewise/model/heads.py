@@ -12,7 +12,7 @@ from edgewise.errors import UnsupportedModelError
 from edgewise.model.config import HeadConfig, ModelConfig
 from edgewise.model.experts import ExpertLinear
 from edgewise.model.layers import SO3Linear
-from edgewise.ops.reference.feed_forward import scalar_network, scalar_network_adjoint
+from edgewise.ops.reference.feed_forward import scalar_network
 from edgewise.systems import SystemBatch
 
 
@@ -41,11 +41,6 @@ class EnergyHead(nn.Module):
         del batch
         return scalar_network(x[:, 0], *self.layers())[:, 0]
 
-    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
-        """Return the gradient of the sum of node energies for the scalars, [n_atoms, channels]."""
-        del batch
-        return scalar_network_adjoint(x[:, 0], *self.layers(), x.new_ones(x.shape[0], 1))
-
 
 class WrappedHead(nn.Module):
     """A head that all datasets share, under the parameter name that its wrapper has in the format."""
@@ -58,11 +53,6 @@ class WrappedHead(nn.Module):
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
         """Return what the head returns."""
         return self.head(x, batch)
-
-    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
-        """Return what the adjoint of an energy head returns."""
-        assert isinstance(self.head, EnergyHead)
-        return self.head.adjoint(x, batch)
 
 
 class _ExpertEnergyHead(nn.Module):
@@ -101,16 +91,6 @@ class PerDatasetHead(nn.Module):
         """Return node energies [n_atoms]."""
         return self._for_each_dataset(
             x[:, 0], batch, lambda scalars, number: scalar_network(scalars, *self.head.layers(number))[:, 0]
-        )
-
-    def adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
-        """Return the gradient of the sum of node energies for the scalars, [n_atoms, channels]."""
-        return self._for_each_dataset(
-            x[:, 0],
-            batch,
-            lambda scalars, number: scalar_network_adjoint(
-                scalars, *self.head.layers(number), scalars.new_ones(scalars.shape[0], 1)
-            ),
         )
 
     def _for_each_dataset(

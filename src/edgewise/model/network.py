@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from edgewise.errors import CheckpointError
 from edgewise.model.backbone import Backbone, ModelWeights
 from edgewise.model.config import HeadConfig, ModelConfig
-from edgewise.model.heads import EnergyHead, PerDatasetHead, WrappedHead, make_head
+from edgewise.model.heads import make_head
 from edgewise.neighbors import EdgeList
 from edgewise.ops import Ops
 from edgewise.systems import SystemBatch
@@ -98,20 +98,20 @@ class Network(nn.Module):
         )
         return self.outputs(x, batch)
 
-    def outputs(self, x: Tensor, batch: SystemBatch) -> NetworkOutput:
-        """Apply the heads to node features [n_atoms, n_coefficients, channels]."""
+    def outputs(self, x: Tensor, batch: SystemBatch, node_energy: Tensor | None = None) -> NetworkOutput:
+        """Apply the heads to node features [n_atoms, n_coefficients, channels].
+
+        Args:
+            x: The features.
+            batch: The structures.
+            node_energy: [n_atoms], where they are known; None to compute them.
+        """
         heads = self.output_heads
         return NetworkOutput(
-            node_energy=heads[self._energy_head_name](x, batch),
+            node_energy=heads[self._energy_head_name](x, batch) if node_energy is None else node_energy,
             direct_forces=None if self.force_head is None else heads[self.force_head.name](x, batch),
             direct_stress=None if self.stress_head is None else heads[self.stress_head.name](x, batch),
         )
-
-    def energy_adjoint(self, x: Tensor, batch: SystemBatch) -> Tensor:
-        """Return the gradient of the sum of node energies for the scalars of the features, [n_atoms, channels]."""
-        head = self.output_heads[self._energy_head_name]
-        assert isinstance(head, EnergyHead | PerDatasetHead | WrappedHead)
-        return head.adjoint(x, batch)
 
     @property
     def _energy_head_name(self) -> str:

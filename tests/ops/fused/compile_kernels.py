@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from edgewise.ops.fused import gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum
+from edgewise.ops.fused import balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.reference.norm import EPSILON as NORM_EPSILON
 from edgewise.ops.reference.radial_network import EPSILON
@@ -63,20 +63,31 @@ def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str],
         yield "radial_hidden", radial_hidden._radial_hidden, constants, TYPES, 8
 
 
-def norm_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
-    """Yield the norms of nodes for lmax = 2 and 4."""
-    types = {**TYPES, "groups": "*i32", "gradient": "*fp32", "out": "*fp32"}
+def node_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield what acts on nodes for lmax = 2 and 4, as `KernelNodes` launches it."""
+    integers = {**dict.fromkeys(("groups", "starts"), "*i32"), **dict.fromkeys(("numbers", "charge", "spin"), "*i64")}
+    types = {**TYPES, **integers, "gradient": "*fp32", "out": "*fp32"}
     for n_coefficients, rows in ((9, 16), (25, 32)):
         sizes = {"COEFFICIENTS": n_coefficients, "ROWS": rows, "CHANNELS": CHANNELS, "BLOCK": CHANNELS}
         constants = {**sizes, "GROUPS": 1, "EPSILON": NORM_EPSILON}
-        yield "norm", norm._norm, {**constants, "ADDED": True}, types, 4
-        yield "norm adjoint", norm._norm_adjoint, {**constants, "BASE": True}, types, 4
+        yield "norm", norm._norm, {**constants, "ADDED": True, "UPDATE": False}, types, 4
+        yield "norm of sum", norm._norm, {**constants, "ADDED": False, "UPDATE": True}, types, 4
+        for scalars in (True, False):
+            own = {**constants, "BASE": not scalars, "SCALARS": scalars}
+            yield "norm adjoint", norm._norm_adjoint, own, types, 4
+        width = {"STRIDE": n_coefficients * CHANNELS}
+        tile = {"CHANNELS": CHANNELS, "BLOCK": CHANNELS, "ROWS": embedding.ATOMS}
+        yield "embed", embedding._embed, {**width, **tile}, types, 4
+        channels = {"CHARGE_START": 0, "CHARGE_STOP": 3, "SPIN_START": 0, "SPIN_STOP": 0}
+        for adjoint in (True, False):
+            own = {**channels, "FIRST": 0, "BLOCK": 4, "ROWS": balance.VALUES // 4, "ADJOINT": adjoint}
+            yield "balance", balance._balance, {**width, **own}, types, 8
 
 
 def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
-        listed = [item for shape in SHAPES for item in kernels(*shape)] + [*radial_kernels(), *norm_kernels()]
+        listed = [item for shape in SHAPES for item in kernels(*shape)] + [*radial_kernels(), *node_kernels()]
         for name, function, constants, types, num_warps in listed:
             compiled = compile_for(function, constants, capability, types, num_warps)
             row = {"kernel": name, **constants, "capability": capability}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgewise.ops.fused.norm import norm, norm_adjoint, norm_tables
+from edgewise.ops.fused.norm import norm, norm_adjoint, norm_of_sum, norm_tables
 from edgewise.ops.reference import norm as reference
 from tests import tolerances
 from tests.ops.kernel_problems import DEVICE
@@ -40,6 +40,22 @@ def test_norm_and_adjoint(kind: str, lmax: int, n_atoms: int, channels: int, wit
     torch.testing.assert_close(found.double(), expected + base if with_more else expected, **tolerances.FUSED_SUMS)
 
 
+@pytest.mark.parametrize("kind", reference.KINDS)
+@pytest.mark.parametrize(("n_atoms", "channels"), SIZES)
+def test_norm_of_a_sum_and_adjoint_for_scalars(kind: str, n_atoms: int, channels: int) -> None:
+    bounds, balance = reference.groups(kind, 2)
+    weights = reference.NormWeights(bounds, balance.to(DEVICE), random(9, channels), random(channels))
+    x, update, to_scalars = random(n_atoms, 9, channels), random(n_atoms, 9, channels), random(n_atoms, channels)
+    tables = norm_tables(weights)
+    summed, normed = norm_of_sum(x.float(), update.float(), tables)
+    assert torch.equal(summed, x.float() + update.float())
+    torch.testing.assert_close(normed.double(), reference.norm(x + update, weights), **tolerances.FUSED)
+    found = norm_adjoint(x.float(), tables, to_scalars.float())
+    gradient = torch.nn.functional.pad(to_scalars[:, None], (0, 0, 0, 8))
+    expected = reference.norm_adjoint(x, weights, gradient)
+    torch.testing.assert_close(found.double(), expected, **tolerances.FUSED_SUMS)
+
+
 def test_tensors_that_do_not_fit_are_refused() -> None:
     bounds, balance = reference.groups("rms_norm_sh", 2)
     tables = norm_tables(reference.NormWeights(bounds, balance.to(DEVICE), random(9, 4), random(4)))
@@ -49,3 +65,12 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         norm(random(3, 9, 4).float(), tables, random(2, 4).float())
     with pytest.raises(ValueError, match="gradient has shape"):
         norm_adjoint(random(3, 9, 4).float(), tables, random(2, 9, 4).float())
+    with pytest.raises(ValueError, match="update has shape"):
+        norm_of_sum(random(3, 9, 4).float(), random(2, 9, 4).float(), tables)
+    with pytest.raises(ValueError, match="base has shape"):
+        norm_adjoint(random(3, 9, 4).float(), tables, random(3, 4).float(), random(3, 4).float())
+    across = random(9, 3, 4).float().transpose(0, 1)
+    with pytest.raises(ValueError, match="rows of update do not stand one after the other"):
+        norm_of_sum(random(3, 9, 4).float(), across, tables)
+    with pytest.raises(ValueError, match="rows of gradient do not stand one after the other"):
+        norm_adjoint(random(3, 9, 4).float(), tables, across)

@@ -1,8 +1,8 @@
 """One step of mode fused: node energies and dE/d(edge_vec), forward and adjoint written out (MODEL.md sections 5 to 10).
 
-The forward pass keeps, for each block, the node features before and after the messages and the edge features before the
-gate and after the second SO(2) map. The adjoint walks back through the blocks and computes everything else again. Of each
-edge's geometry it collects three numbers, the torque and dE/dd (`edgewise.ops.reference.edge_steps`).
+The forward pass keeps, for each block, the node features before and after the messages and what is read of them, and the edge
+features before the gate and after the second SO(2) map. The adjoint walks back through the blocks and computes everything else
+again. Of each edge's geometry it collects three numbers, the torque and dE/dd (`edgewise.ops.reference.edge_steps`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges, plain_hidden
-from edgewise.engine.fused.nodes import StepNodes
+from edgewise.engine.fused.nodes import AtomPlan, StepNodes, atom_plan, energy_weights
 from edgewise.engine.fused.weights import BlockWeights, RadialWeights, StepWeights
 from edgewise.model.edge_inputs import segments_of
 from edgewise.model.network import Network, NetworkOutput
@@ -24,10 +24,8 @@ from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
 from edgewise.ops.fused.so2_linear import so2_linear, so2_linear_adjoint
 from edgewise.ops.reference import edge_steps
-from edgewise.ops.reference.balance import balance_adjoint
 from edgewise.ops.reference.edge_steps import EdgeGeometry
-from edgewise.ops.reference.feed_forward import feed_forward, feed_forward_adjoint
-from edgewise.so3 import n_coefficients
+from edgewise.ops.reference.feed_forward import FeedForwardWeights
 from edgewise.systems import SystemBatch
 
 Weights = TypeVar("Weights")
@@ -48,6 +46,7 @@ class StepInputs:
         segments: Runs of edges that share weights.
         atom_segments: Runs of atoms that share weights.
         weights: Distinct sets of weights.
+        plan: Which atoms belong together.
     """
 
     batch: SystemBatch
@@ -56,6 +55,7 @@ class StepInputs:
     segments: tuple[EdgeSegment, ...]
     atom_segments: tuple[EdgeSegment, ...]
     weights: Sequence[StepWeights]
+    plan: AtomPlan
 
     def of_block(self, number: int) -> list[BlockWeights]:
         """Return the weights of one block, one set for each mixture."""
@@ -68,14 +68,20 @@ class _Kept:
 
     Attributes:
         before: Node features before the block.
+        nodes: What the messages read of them.
         between: Node features after the messages.
+        h: What the feed-forward network reads of them.
+        of_network: What the network's adjoint reads beside it.
         hidden: The radial network before its last layer.
         before_gate: Rows of edges before the gate.
         convolved: Rows of edges after the second SO(2) map.
     """
 
     before: Tensor
+    nodes: Tensor
     between: Tensor
+    h: Tensor
+    of_network: object
     hidden: Hidden
     before_gate: Tensor
     convolved: Tensor
@@ -95,7 +101,8 @@ class Step:
         self._nodes = StepNodes() if nodes is None else nodes
         config = network.config
         self._network, self._config, self._make_edges = network, config, make_edges
-        self._shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
+        self.shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
+        self.energy = energy_weights(network)
 
     @torch.no_grad()
     def __call__(
@@ -127,12 +134,13 @@ class Step:
             kept.append(of_block)
         last_norm = weights[0].norm
         features = self._nodes.norm(x, last_norm)
-        output = self._network.outputs(features, batch)
-        if self._network.is_direct:
+        node_energy, to_scalars = self._nodes.energy(
+            features, self.energy, inputs.plan, with_gradient=not self._network.is_direct
+        )
+        output = self._network.outputs(features, batch, node_energy)
+        if to_scalars is None:
             return output, None
-        to_scalars = self._network.energy_adjoint(features, batch)
-        gradient = functional.pad(to_scalars[:, None], (0, 0, 0, features.shape[1] - 1))
-        gradient = self._nodes.norm_adjoint(x, last_norm, gradient)
+        gradient = self._nodes.norm_adjoint(x, last_norm, to_scalars)
         for number in reversed(range(self._config.n_layers)):
             gradient = self._block_adjoint(gradient, kept.pop(), number, inputs)
         networks = [weights[0].degree]
@@ -161,20 +169,22 @@ class Step:
         centres = torch.linspace(0, config.cutoff, config.n_basis, dtype=torch.float64, device=edges.edge_vec.device)
         dtype = backbone.sphere_embedding.weight.dtype
         geometry = edge_steps.edge_geometry(edges.edge_vec, config.cutoff, centres, config.lmax, dtype)
+        n_atoms = batch.n_atoms.tolist() if n_atoms is None else n_atoms
         return StepInputs(
             batch=batch,
             at_atoms=backbone.system_embedding(batch)[batch.system_idx],
-            edges=self._make_edges(edges, batch.atomic_numbers.shape[0], geometry, self._shape),
+            edges=self._make_edges(edges, batch.atomic_numbers.shape[0], geometry, self.shape),
             segments=segments_of(edges.edges_per_system, weights_of_system),
-            atom_segments=segments_of(batch.n_atoms.tolist() if n_atoms is None else n_atoms, weights_of_system),
+            atom_segments=segments_of(n_atoms, weights_of_system),
             weights=weights,
+            plan=atom_plan(batch, n_atoms, self.energy),
         )
 
     def _embed(self, inputs: StepInputs, embedding: Hidden) -> Tensor:
         """Return the first node features (MODEL.md section 7)."""
-        scalars = self._network.backbone.sphere_embedding(inputs.batch.atomic_numbers) + inputs.at_atoms
-        x = functional.pad(scalars[:, None], (0, 0, 0, n_coefficients(self._config.lmax) - 1))
-        return x + inputs.edges.embed(self._last_layer(embedding[0], [inputs.weights[0].degree], inputs, bias=True))
+        x = inputs.edges.embed(self._last_layer(embedding[0], [inputs.weights[0].degree], inputs, bias=True))
+        table = self._network.backbone.sphere_embedding.weight
+        return self._nodes.embed(x, inputs.batch.atomic_numbers, table, inputs.at_atoms)
 
     def _hidden(self, inputs: StepInputs) -> list[Hidden]:
         """Return all layers but the last of every radial network, that of the embedding first."""
@@ -206,26 +216,22 @@ class Step:
         """Update node features by one block (MODEL.md section 8)."""
         weights, edges = inputs.of_block(number), inputs.edges
         radial = self._last_layer(hidden[0], self._radial_weights(weights), inputs, bias=True)
-        rows = edges.gather_rotate(self._message_input(before, weights, inputs), radial)
+        nodes = self._nodes.norm(before, weights[0].norm_1, inputs.at_atoms)
+        rows = edges.gather_rotate(nodes, radial)
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)
         rows = edges.gate(before_gate, weights[0].conv_1.bias)
         convolved = so2_linear(rows, [item.conv_2 for item in weights], inputs.segments)
-        between = before + edges.rotate_sum(convolved, weights[0].conv_2.bias)
-        h = self._nodes.norm(between, weights[0].norm_2)
-        x = between + self._feed_forward(weights, inputs, lambda own, rows: feed_forward(h[rows], own.feed_forward))
-        kept = _Kept(before, between, hidden, before_gate, convolved)
-        return self._network.backbone.balance(x, inputs.batch), kept
+        messages = edges.rotate_sum(convolved, weights[0].conv_2.bias)
+        between, h = self._nodes.norm_of_sum(before, messages, weights[0].norm_2)
+        x, of_network = self._nodes.feed_forward(h, *self._networks(weights, inputs), between)
+        x = self._nodes.balance(x, self._config, inputs.batch, inputs.plan)
+        return x, _Kept(before, nodes, between, h, of_network, hidden, before_gate, convolved)
 
     def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: StepInputs) -> Tensor:
         """Return the gradient of the features before a block for that of the features after it."""
-        weights, edges, config = inputs.of_block(number), inputs.edges, self._config
-        systems = inputs.batch.system_idx, inputs.batch.n_atoms
-        gradient = balance_adjoint(gradient, config.spin_balanced_channels, *systems)
-        gradient = balance_adjoint(gradient, config.charge_balanced_channels, *systems)
-        h = self._nodes.norm(kept.between, weights[0].norm_2)
-        to_h = self._feed_forward(
-            weights, inputs, lambda own, rows: feed_forward_adjoint(h[rows], own.feed_forward, gradient[rows])
-        )
+        weights, edges = inputs.of_block(number), inputs.edges
+        gradient = self._nodes.balance_adjoint(gradient, self._config, inputs.batch, inputs.plan)
+        to_h = self._nodes.feed_forward_adjoint(kept.h, *self._networks(weights, inputs), gradient, kept.of_network)
         gradient = self._nodes.norm_adjoint(kept.between, weights[0].norm_2, to_h, gradient)
         rows = edges.rotate_sum_adjoint(gradient, kept.convolved, weights[0].conv_2.bias)
         rows = so2_linear_adjoint(rows, [item.conv_2 for item in weights], inputs.segments)
@@ -234,23 +240,16 @@ class Step:
         networks = self._radial_weights(weights)
         radial = self._last_layer(kept.hidden[0], networks, inputs, bias=True)
         radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
-        nodes = self._message_input(kept.before, weights, inputs)
-        to_nodes = edges.gather_rotate_adjoint(rows, nodes, radial, radial_slope)
+        to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, radial, radial_slope)
         return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)
 
-    def _message_input(self, before: Tensor, weights: Sequence[BlockWeights], inputs: StepInputs) -> Tensor:
-        """Return what the messages of a block read of the nodes."""
-        return self._nodes.norm(before, weights[0].norm_1, inputs.at_atoms)
-
-    def _feed_forward(
-        self,
-        weights: Sequence[BlockWeights],
-        inputs: StepInputs,
-        function: Callable[[BlockWeights, slice], Tensor],
-    ) -> Tensor:
-        if not self._config.experts_everywhere:
-            return function(weights[0], slice(None))
-        return torch.cat(_by_segment(inputs.atom_segments, weights, function))
+    def _networks(
+        self, weights: Sequence[BlockWeights], inputs: StepInputs
+    ) -> tuple[list[FeedForwardWeights], tuple[EdgeSegment, ...]]:
+        """Return the feed-forward networks of a block, and the atoms of each."""
+        if self._config.experts_everywhere:
+            return [item.feed_forward for item in weights], inputs.atom_segments
+        return [weights[0].feed_forward], (EdgeSegment(0, inputs.at_atoms.shape[0], 0),)
 
 
 def _by_segment(

@@ -1,7 +1,8 @@
 """Norms of node features and their adjoint, an atom a program.
 
-The formulas are `reference.norm`: `norm(x) + what the caller adds to the scalars`, and `gradient + norm_adjoint(...)`, so that
-nothing of a node's size has to be joined, added or copied around them.
+The formulas are `reference.norm`: `norm(x) + what the caller adds to the scalars`, `norm(x + update)` that keeps the sum, and
+`gradient + norm_adjoint(...)`, of a gradient that may be the scalars' alone, so that nothing of a node's size has to be joined,
+added or copied around them.
 """
 
 # Triton functions are typed by what they are called with.
@@ -84,14 +85,18 @@ def _places(COEFFICIENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constex
 
 @triton.jit
 def _norm(
-    x, groups, balance, weight, bias, added, out,
+    x, update, summed, groups, balance, weight, bias, added, out,
     COEFFICIENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr, EPSILON: tl.constexpr, ADDED: tl.constexpr,
+    GROUPS: tl.constexpr, EPSILON: tl.constexpr, ADDED: tl.constexpr, UPDATE: tl.constexpr,
 ):  # fmt: skip
     """Normalise one atom."""
     row, column, inside, place, here = _places(COEFFICIENTS, ROWS, CHANNELS, BLOCK)
     within, known = column < CHANNELS, row < COEFFICIENTS
-    values = _centred(tl.load(x + here, mask=inside, other=0.0), row, within, CHANNELS)
+    values = tl.load(x + here, mask=inside, other=0.0)
+    if UPDATE:
+        values += tl.load(update + here, mask=inside, other=0.0)
+        tl.store(summed + here, values, mask=inside)
+    values = _centred(values, row, within, CHANNELS)
     group = tl.load(groups + row, mask=known, other=-1)
     scale = _scales(values, group, tl.load(balance + row, mask=known, other=0.0), CHANNELS, GROUPS, EPSILON)
     y = values * scale[:, None] * tl.load(weight + place, mask=inside, other=0.0)
@@ -105,7 +110,7 @@ def _norm(
 def _norm_adjoint(
     x, groups, balance, weight, gradient, base, out,
     COEFFICIENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    GROUPS: tl.constexpr, EPSILON: tl.constexpr, BASE: tl.constexpr,
+    GROUPS: tl.constexpr, EPSILON: tl.constexpr, BASE: tl.constexpr, SCALARS: tl.constexpr,
 ):  # fmt: skip
     """Make the gradient of one atom's features, added to what they have already."""
     row, column, inside, place, here = _places(COEFFICIENTS, ROWS, CHANNELS, BLOCK)
@@ -114,7 +119,13 @@ def _norm_adjoint(
     group = tl.load(groups + row, mask=known, other=-1)
     share = tl.load(balance + row, mask=known, other=0.0)
     scale = _scales(values, group, share, CHANNELS, GROUPS, EPSILON)
-    scaled = tl.load(gradient + here, mask=inside, other=0.0) * tl.load(weight + place, mask=inside, other=0.0)
+    if SCALARS:
+        # Rows of scalars alone; the gradient of the other coefficients is zero.
+        own = gradient + tl.program_id(0).to(tl.int64) * CHANNELS + place
+        given = tl.load(own, mask=inside & (row == 0)[:, None], other=0.0)
+    else:
+        given = tl.load(gradient + here, mask=inside, other=0.0)
+    scaled = given * tl.load(weight + place, mask=inside, other=0.0)
     products = tl.sum(scaled * values, axis=1)
     along = tl.zeros_like(products)
     for own in tl.static_range(0, GROUPS):
@@ -153,17 +164,43 @@ def norm(x: Tensor, tables: NormTables, added: Tensor | None = None) -> Tensor:
     Raises:
         ValueError: Tensors that do not fit together.
     """
+    return _launch_norm(x, tables, None, added)[1]
+
+
+def norm_of_sum(x: Tensor, update: Tensor, tables: NormTables) -> tuple[Tensor, Tensor]:
+    """Add to node features and normalise the sum.
+
+    Args:
+        x: [n_atoms, n_coefficients, channels] float32.
+        update: The same shape.
+        tables: Groups and parameters.
+
+    Returns:
+        The sum, and the normalised sum.
+
+    Raises:
+        ValueError: Tensors that do not fit together.
+    """
+    return _launch_norm(x, tables, update, None)
+
+
+def _launch_norm(x: Tensor, tables: NormTables, update: Tensor | None, added: Tensor | None) -> tuple[Tensor, Tensor]:
     n_atoms, n_coefficients, channels = x.shape
     check_rows("weight", tables.weight, n_coefficients, channels)
     if added is not None:
         check_rows("added", added, n_atoms, channels)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if update is not None:
+        check_rows("update", update, n_atoms, n_coefficients, channels)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    summed = x if update is None else torch.empty_like(x)
     if n_atoms:
         _norm[(n_atoms,)](
-            x.contiguous(), tables.groups, tables.balance, tables.weight, tables.bias, x if added is None else added, out,
-            ADDED=added is not None, **_constants(x, tables),
+            x, x if update is None else update, summed, tables.groups, tables.balance, tables.weight, tables.bias,
+            x if added is None else added, out,
+            ADDED=added is not None, UPDATE=update is not None, **_constants(x, tables),
         )  # fmt: skip
-    return out
+    return summed, out
 
 
 def norm_adjoint(x: Tensor, tables: NormTables, gradient: Tensor, base: Tensor | None = None) -> Tensor:
@@ -172,7 +209,8 @@ def norm_adjoint(x: Tensor, tables: NormTables, gradient: Tensor, base: Tensor |
     Args:
         x: As before.
         tables: As before.
-        gradient: [n_atoms, n_coefficients, channels], of the result.
+        gradient: [n_atoms, n_coefficients, channels], of the result; or [n_atoms, channels], of its scalars, where that of
+            the other coefficients is zero.
         base: What the features' gradient is already; None for nothing.
 
     Raises:
@@ -180,12 +218,14 @@ def norm_adjoint(x: Tensor, tables: NormTables, gradient: Tensor, base: Tensor |
     """
     n_atoms, n_coefficients, channels = x.shape
     check_rows("weight", tables.weight, n_coefficients, channels)
-    for name, tensor in (("gradient", gradient), ("base", gradient if base is None else base)):
-        check_rows(name, tensor.flatten(1), n_atoms, n_coefficients * channels)
+    scalars = gradient.dim() == 2
+    check_rows("gradient", gradient, n_atoms, *(() if scalars else (n_coefficients,)), channels)
+    if base is not None:
+        check_rows("base", base, n_atoms, n_coefficients, channels)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if n_atoms:
         _norm_adjoint[(n_atoms,)](
             x.contiguous(), tables.groups, tables.balance, tables.weight, gradient, gradient if base is None else base, out,
-            BASE=base is not None, **_constants(x, tables),
+            BASE=base is not None, SCALARS=scalars, **_constants(x, tables),
         )  # fmt: skip
     return out

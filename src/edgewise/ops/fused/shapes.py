@@ -87,13 +87,13 @@ def tile_constants(shape: MessageShape, *, orders: int | None = None) -> dict[st
     }
 
 
-def check_rows(name: str, tensor: Tensor, n_rows: int, n_columns: int) -> None:
-    """Make sure that a kernel reads inside a tensor of rows.
+def check_rows(name: str, tensor: Tensor, *shape: int) -> None:
+    """Make sure that a kernel reads inside a tensor of rows, or of nodes, with a shape.
 
     Raises:
         ValueError: Another shape, or rows that do not stand one after the other.
     """
-    check_tensor(name, tensor, (n_rows, n_columns), tensor.dtype)
+    check_tensor(name, tensor, shape, tensor.dtype)
     if not tensor.is_contiguous():
         message = f"the rows of {name} do not stand one after the other; give a contiguous tensor"
         raise ValueError(message)
