@@ -150,3 +150,6 @@ FUSED_SUMS = {"rtol": 1e-5, "atol": 5e-5}
 
 FUSED_ROUNDED = {"rtol": 2e-3, "atol": 1e-2}
 """Sums of some ten products whose operands are rounded to float16 (5e-4 each)."""
+
+ROUNDED_ONCE = {"rtol": 1.2e-7, "atol": 1e-12}
+"""One float64 number that differs at 1e-14, rounded to float32 on both sides: one unit in the last place at most."""

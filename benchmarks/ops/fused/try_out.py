@@ -15,6 +15,7 @@ from ops import measure
 from ops.fused import (
     balance,
     embedding,
+    edge_geometry,
     gate,
     gather_rotate,
     norm,
@@ -35,7 +36,18 @@ def main() -> None:
     measure.milliseconds = lambda function, repeats=0: 0.0 * len(list(function())) * repeats
     measure.peak_mebibytes = lambda function: 0.0 * len(list(function()))
     edge_index, edge_vec = random_graph(device, N_EDGES, N_ATOMS)
-    for op in (balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
+    for op in (
+        balance,
+        edge_geometry,
+        embedding,
+        gate,
+        gather_rotate,
+        norm,
+        radial_hidden,
+        rotate_sum,
+        segment_sum,
+        so2_linear,
+    ):
         for dtype in problem.BOUNDS:
             given = problem.FusedProblem(edge_index, edge_vec, dtype, channels=CHANNELS, n_atoms=N_ATOMS)
             for row in op.rows("random", dtype, given):

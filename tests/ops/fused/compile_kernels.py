@@ -12,7 +12,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from edgewise.ops.fused import balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum
+from edgewise.ops.fused import (
+    balance,
+    edge_geometry,
+    embedding,
+    gate,
+    gather_rotate,
+    norm,
+    radial_hidden,
+    rotate_sum,
+    segment_sum,
+)
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.reference.norm import EPSILON as NORM_EPSILON
 from edgewise.ops.reference.radial_network import EPSILON
@@ -84,10 +94,25 @@ def node_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], i
             yield "balance", balance._balance, {**width, **own}, types, 8
 
 
+def geometry_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield the geometry of edges for each shape, and the sums of their gradients."""
+    vectors = ("vectors", "gradient", "to_positions", "virials", "parts")
+    integers = ("target_starts", "source_starts", "atom_starts")
+    types = {**TYPES, **dict.fromkeys(vectors, "*fp64"), **dict.fromkeys(integers, "*i32")}
+    rows, few = edge_geometry.EDGES, edge_geometry.EDGES // 32
+    for lmax, mmax in SHAPES:
+        constants = {"LMAX": lmax, "MMAX": mmax, "GEOMETRY": geometry_width(lmax, mmax), "ROWS": rows, "CUTOFF": 6.0}
+        yield "edge_geometry", edge_geometry._edge_geometry, constants, types, few
+    yield "edge_gradient", edge_geometry._edge_gradient, {"ENDS": 6, "SUMS": 3, "ROWS": rows}, types, few
+    yield "sums at atoms", edge_geometry._sums_at_atoms, {"ROWS": 32}, types, 1
+    yield "sums at systems", edge_geometry._sums_at_systems, {"SLICES": 1, "ROWS": 64}, types, 4
+
+
 def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
-        listed = [item for shape in SHAPES for item in kernels(*shape)] + [*radial_kernels(), *node_kernels()]
+        listed = [item for shape in SHAPES for item in kernels(*shape)]
+        listed += [*radial_kernels(), *node_kernels(), *geometry_kernels()]
         for name, function, constants, types, num_warps in listed:
             compiled = compile_for(function, constants, capability, types, num_warps)
             row = {"kernel": name, **constants, "capability": capability}
