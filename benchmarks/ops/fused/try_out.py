@@ -14,8 +14,8 @@ import torch
 from ops import measure
 from ops.fused import (
     balance,
-    embedding,
     edge_geometry,
+    embedding,
     gate,
     gather_rotate,
     norm,
