@@ -1,6 +1,6 @@
 """Times the kernels of mode fused and whole captured steps, each after its check against float64.
 
-    python benchmarks/fused_step.py [--repeat 10 10 10] [--types float16 float32] [--kernels 25]
+    python benchmarks/fused_step.py [--repeat 10 10 10] [--formats float16 split tf32 float32] [--kernels 25]
     python benchmarks/run.py written_out                  the same for the record, and every kernel alone
 
 A step is captured as it stands: neighbours and geometry are made before.
@@ -40,12 +40,13 @@ from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, FORMATS, SPLIT, TF32, RowFormat
 from edgewise.systems import batch_from_atoms
 
 Row = dict[str, Any]
 
-PRECISIONS = {torch.float16: "fast", torch.float32: "float32"}
-"""By whose bounds rows of a type are judged."""
+PRECISIONS = {FLOAT16: "fast", TF32: "tf32", SPLIT: "float32", FLOAT32: "float32"}
+"""By whose bounds rows in a format are judged."""
 
 
 def potential(precision: str, **settings: Any) -> edgewise.Potential:
@@ -100,8 +101,8 @@ def kernels(graph: torch.cuda.CUDAGraph, repeats: int = 5) -> list[tuple[str, fl
     ]
 
 
-def steps(repeat: tuple[int, int, int], types: list[torch.dtype]) -> Iterator[Row]:
-    """Check, then time a captured step with rows of each type."""
+def steps(repeat: tuple[int, int, int], formats: list[RowFormat]) -> Iterator[Row]:
+    """Check, then time a captured step with rows in each format."""
     atoms = copper(repeat)
     exact = potential("float64", edge_chunk_size=20000, activation_checkpointing=True).predict([atoms])
     torch.cuda.empty_cache()
@@ -110,22 +111,21 @@ def steps(repeat: tuple[int, int, int], types: list[torch.dtype]) -> Iterator[Ro
     edges = runner._edges(given).to("cuda")  # noqa: SLF001
     mixed, of_system = runner.mixtures.for_batch(given)
     scales, batch = runner._scales.of(given, runner.device), given.to("cuda")  # noqa: SLF001
-    for dtype in types:
+    for row_format in formats:
         torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        make_edges = partial(KernelEdges, cutoff=network.config.cutoff, dtype=dtype)
+        make_edges = partial(KernelEdges, cutoff=network.config.cutoff, row_format=row_format)
         step = Step(network, make_edges, KernelNodes())
-        inputs = step.inputs(batch, edges, [prepare(network.backbone, item, dtype) for item in mixed], of_system)
+        inputs = step.inputs(batch, edges, [prepare(network.backbone, item, row_format) for item in mixed], of_system)
         graph, node_energy, gradient = captured(step, inputs)
         graph.replay()
         torch.cuda.synchronize()
-        name = str(dtype).removeprefix("torch.")
-        row: Row = {"rows": name, "atoms": len(atoms), "edges": edges.edge_index.shape[1]}
+        row: Row = {"rows": row_format.name, "atoms": len(atoms), "edges": edges.edge_index.shape[1]}
         row["first_s"] = round(time.perf_counter() - begin, 1)
         outputs = runner._conservative_outputs(batch, edges, node_energy.double(), gradient.double(), scales)  # noqa: SLF001
         found = {key: getattr(outputs, key).cpu().numpy() for key in ("energy", "forces", "stress")}
         row |= errors(found, {key: getattr(exact, key) for key in found}, len(atoms))
-        require_errors(f"rows in {name}", row, PRECISIONS[dtype])
+        require_errors(f"rows in {row_format.name}", row, PRECISIONS[row_format])
         before = gradient.clone()
         graph.replay()
         require("difference of two replays", float((gradient - before).abs().max()), 0.0)
@@ -138,15 +138,15 @@ def steps(repeat: tuple[int, int, int], types: list[torch.dtype]) -> Iterator[Ro
 
 
 def ops(out: Path) -> Iterator[Row]:
-    """Every kernel alone, beside plain PyTorch, with rows in float32 and in float16."""
+    """Every kernel alone, beside plain PyTorch, with rows in each format."""
     del out
     for op in (balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
-        for dtype in problem.BOUNDS:
-            yield from op.rows("copper", dtype)
+        for row_format in problem.BOUNDS:
+            yield from op.rows("copper", row_format)
 
 
 def step(out: Path) -> Iterator[Row]:
-    """A captured step of 1000 copper atoms, with rows in float16 and in float32."""
+    """A captured step of 1000 copper atoms, with rows in each format."""
     del out
     yield from steps((10, 10, 10), list(PRECISIONS))
 
@@ -158,11 +158,12 @@ def main() -> None:
     """Print what is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, nargs=3, default=(10, 10, 10), help="of the primitive cell of copper")
-    parser.add_argument("--types", nargs="+", choices=("float16", "float32"), default=["float16", "float32"])
+    names = [item.name for item in PRECISIONS]
+    parser.add_argument("--formats", nargs="+", choices=names, default=names, help="of rows of edges")
     parser.add_argument("--kernels", type=int, default=25, help="print this many kernels")
     arguments = parser.parse_args()
     require_gpu(parser)
-    for row in steps(tuple(arguments.repeat), [getattr(torch, name) for name in arguments.types]):
+    for row in steps(tuple(arguments.repeat), [FORMATS[name] for name in arguments.formats]):
         print(json.dumps({key: value for key, value in row.items() if key != "kernels"}), flush=True)
         for name, milliseconds, calls in row["kernels"][: arguments.kernels]:
             print(f"{milliseconds:8.3f} ms {calls:5d}  {name}", flush=True)

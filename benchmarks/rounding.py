@@ -24,6 +24,7 @@ from edgewise.engine.fused.edges import Hidden, PlainEdges
 from edgewise.engine.fused.kernel_edges import LARGEST_EXPONENT
 from edgewise.engine.fused.step import Step
 from edgewise.engine.fused.weights import RadialWeights, StepWeights, prepare
+from edgewise.ops.fused.row_format import FLOAT64
 from edgewise.ops.fused.so2_linear import SO2Map
 from edgewise.systems import batch_from_atoms
 
@@ -111,7 +112,7 @@ def rounded_weights(weights: StepWeights, chosen: frozenset[str]) -> StepWeights
     def so2_map(item: SO2Map) -> SO2Map:
         if "maps" not in chosen:
             return item
-        return SO2Map(tuple(map(float16, item.blocks)), tuple(map(float16, item.transposed)), item.bias)
+        return replace(item, blocks=tuple(map(float16, item.blocks)), transposed=tuple(map(float16, item.transposed)))
 
     def radial(item: RadialWeights, place: str) -> RadialWeights:
         return replace(item, last=float16(item.last)) if place in chosen else item
@@ -132,7 +133,7 @@ def evaluator(repeat: tuple[int, int, int], device: str) -> tuple[Callable[[froz
     edges, (mixed, of_system) = runner._edges(batch), runner.mixtures.for_batch(batch)  # noqa: SLF001
     scales = runner._scales.of(batch, runner.device)  # noqa: SLF001
     batch, edges = batch.to(device), edges.to(device)
-    weights = [prepare(runner.network.backbone, item, torch.float64) for item in mixed]
+    weights = [prepare(runner.network.backbone, item, FLOAT64) for item in mixed]
 
     def evaluate(chosen: frozenset[str]) -> dict[str, Tensor]:
         RoundedEdges.chosen = chosen

@@ -24,7 +24,17 @@ IMPORT_SECONDS = 0.3
 HELP_SECONDS = 1.0
 ATTEMPTS = 3
 
-NOT_AN_OP = {"__init__", "fast", "launch", "layout", "packed_rotation", "shapes", "workspace"}
+NOT_AN_OP = {
+    "__init__",
+    "fast",
+    "launch",
+    "layout",
+    "operands",
+    "packed_rotation",
+    "row_format",
+    "shapes",
+    "workspace",
+}
 """Files of ops/ that hold what several operations share; `_*.py` and `*_kernels.py` are parts of others as well."""
 
 DEFINITIONS = PACKAGE / "ops" / "reference"

@@ -45,7 +45,13 @@ def peak_mebibytes(function: Timed) -> float:
 
 
 def compare(
-    name: str, ours: Timed, replaced: Timed, *, bound: float, exact: Sequence[Tensor] | None = None
+    name: str,
+    ours: Timed,
+    replaced: Timed,
+    *,
+    bound: float,
+    exact: Sequence[Tensor] | None = None,
+    read: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Return one row: time, memory, difference and equality of two ways to compute the same.
 
@@ -55,11 +61,12 @@ def compare(
         replaced: The way that it takes the place of.
         bound: Largest relative L2 difference between both, and from `exact`; 0 asks for the same bits.
         exact: The same in float64, for the error of each.
+        read: Turns what `ours` returns into what is compared, outside of what is timed; None where it is the same.
 
     Raises:
         CheckFailedError: A difference is larger or NaN, or shapes differ; nothing is timed then.
     """
-    a, b = ours(), replaced()
+    a, b = ours() if read is None else read(ours()), replaced()
     row: dict[str, Any] = {
         "row": name,
         "relative_difference": relative(a, b),

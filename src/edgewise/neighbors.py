@@ -83,7 +83,7 @@ def build_edges(
         InvalidStructureError: Two atoms, or an atom and an image, are closer than 1e-3 Å; the cell is so small that an
             atom would see an absurd number of images; or the structure is absurdly wide.
     """
-    _check_sizes(batch, cutoff)
+    check_sizes(batch, cutoff)
     by_vesin = (device is None or device.type == "cpu") and not by_nvalchemi
     if device is None or by_vesin or batch.n_systems == 0:
         return _edges_on_cpu(batch, cutoff, max_neighbors)
@@ -162,8 +162,12 @@ def _system_edges(
     return np.stack([source, target]), shift, vector, np.linalg.norm(vector, axis=1)
 
 
-def _check_sizes(batch: SystemBatch, cutoff: float) -> None:
-    """Refuse cells that are absurdly small and structures that are absurdly wide."""
+def check_sizes(batch: SystemBatch, cutoff: float) -> None:
+    """Refuse cells that are absurdly small and structures that are absurdly wide.
+
+    Raises:
+        InvalidStructureError: There is one.
+    """
     offsets = batch.offsets()
     for system in range(batch.n_systems):
         positions = batch.positions[offsets[system] : offsets[system + 1]].numpy()

@@ -16,19 +16,22 @@ from ops.fused import problem
 from torch import Tensor
 
 from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     nodes, n, c = given.nodes(), given.n_coefficients, given.channels
     radial, slope = (given.random(given.n_edges, 2 * c * sum(given.shape.sizes), seed=seed) for seed in (3, 4))
     gradient = given.rows(2 * n, seed=5)
 
     def forward() -> list[Tensor]:
-        return [gather_rotate(nodes, given.edges, radial, given.shape, given.empty(given.n_edges, 2 * n * c))]
+        return [
+            gather_rotate(nodes, given.edges, radial, given.shape, given.operands(2 * n), row_format=given.row_format)
+        ]
 
     def plain(to: torch.dtype) -> list[Tensor]:
         found = edge_steps.gather_rotate(nodes.to(to), given.order, given.geometry(to), radial.to(to), given.shape)
@@ -49,7 +52,9 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
         )
 
     return [
-        problem.compare(given, "gather_rotate", "forward", forward, plain),
+        problem.compare(
+            given, "gather_rotate", "forward", forward, plain, lambda found: [given.values(found[0], 2 * c)]
+        ),
         problem.compare(given, "gather_rotate", "adjoint and sums", adjoint, plain_adjoint),
     ]
 

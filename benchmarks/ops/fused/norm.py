@@ -16,12 +16,13 @@ from ops.fused import problem
 from torch import Tensor
 
 from edgewise.ops.fused.norm import norm, norm_adjoint, norm_tables
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference import norm as reference
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     n, c = given.n_coefficients, given.channels
     x, gradient, base = (given.nodes(seed) for seed in (1, 2, 3))
     added = given.random(given.n_atoms, c, seed=4, dtype=torch.float32)

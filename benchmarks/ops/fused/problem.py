@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgewise.ops import MessageShape
 from edgewise.ops.fused.layout import n_edge_coefficients
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, LOW_SCALE, SPLIT, TF32, RowFormat
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
 from edgewise.ops.reference import edge_steps
 
@@ -24,19 +25,24 @@ N_BASIS = 32
 N_SLICES = 4
 """Slices of an atom's edges, as the engine cuts them for 1000 atoms."""
 
-BOUNDS = {torch.float32: measure.FLOAT32_BOUND, torch.float16: 1e-3}
-"""Largest relative L2 difference by the type of the rows: float16 rounds what is stored at up to 5e-4."""
+BOUNDS = {FLOAT32: measure.FLOAT32_BOUND, SPLIT: measure.FLOAT32_BOUND, TF32: 1e-3, FLOAT16: 1e-3}
+"""Largest relative L2 difference by the format of rows: float16 and TF32 round operands at up to 5e-4."""
 
 
 @dataclass(frozen=True)
 class FusedProblem:
-    """Random rows of a type on a graph; what is exact is made of the very same rows in float64."""
+    """Random rows in a format on a graph; what is exact is made of the very same results in float64."""
 
     edge_index: Tensor
     edge_vec: Tensor
-    dtype: torch.dtype
+    row_format: RowFormat
     channels: int = CHANNELS
     n_atoms: int = edge_problem.N_ATOMS
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of results in rows."""
+        return self.row_format.results
 
     @property
     def device(self) -> torch.device:
@@ -90,6 +96,22 @@ class FusedProblem:
         """Return memory for an output."""
         return torch.empty(*shape, device=self.device, dtype=dtype or self.dtype)
 
+    def operands(self, coefficients: int) -> Tensor:
+        """Return memory for operands of so many coefficients."""
+        n_columns = self.row_format.parts * coefficients * self.channels
+        return self.empty(self.n_edges, n_columns, dtype=self.row_format.operands)
+
+    def as_operands(self, rows: Tensor, width: int, extra: int = 0) -> Tensor:
+        """Return rows as operands."""
+        return torch.cat([self.row_format.operand(block) for block in self.split(rows, width, extra)], dim=1)
+
+    def values(self, operands: Tensor, width: int, extra: int = 0) -> Tensor:
+        """Return what operands stand for, in the type of results."""
+        if self.row_format.parts == 1:
+            return operands
+        blocks = self.split(operands, 2 * width, 2 * extra)
+        return torch.cat([value_of_parts(*block.float().chunk(2, dim=1)) for block in blocks], dim=1)
+
     def split(self, rows: Tensor, width: int, extra: int = 0) -> list[Tensor]:
         """Return the m-blocks of rows."""
         sizes = [(1 if m == 0 else 2) * size * width for m, size in enumerate(self.shape.sizes)]
@@ -97,32 +119,46 @@ class FusedProblem:
         return list(rows.split(sizes, dim=1))
 
 
-def make(graph: str, dtype: torch.dtype) -> FusedProblem:
+def value_of_parts(high: Tensor, low: Tensor) -> Tensor:
+    """Return what two parts of an operand stand for."""
+    return high + low / LOW_SCALE
+
+
+def make(graph: str, row_format: RowFormat) -> FusedProblem:
     """Return a problem on the graph "copper" or "random"."""
     device = torch.device("cuda")
-    return FusedProblem(*(reference_graph(device) if graph == "copper" else random_graph(device)), dtype)
+    return FusedProblem(*(reference_graph(device) if graph == "copper" else random_graph(device)), row_format)
 
 
 Timed = Callable[[], Iterable[Tensor]]
 
 
 def compare(
-    given: FusedProblem, op: str, name: str, ours: Timed, plain: Callable[[torch.dtype], Iterable[Tensor]]
+    given: FusedProblem,
+    op: str,
+    name: str,
+    ours: Timed,
+    plain: Callable[[torch.dtype], Iterable[Tensor]],
+    read: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None,
 ) -> dict[str, Any]:
-    """Return one row: the kernel beside plain PyTorch in float32, each with its error against float64."""
+    """Return one row: the kernel beside plain PyTorch in float32, each with its error against float64.
+
+    `read` turns operands that the kernel has written into values.
+    """
     found = measure.compare(
         name,
         lambda: list(ours()),
         lambda: list(plain(torch.float32)),
-        bound=BOUNDS[given.dtype],
+        bound=BOUNDS[given.row_format],
         exact=list(plain(torch.float64)),
+        read=read,
     )
-    return {"op": op, "rows": str(given.dtype).removeprefix("torch."), **found}
+    return {"op": op, "rows": given.row_format.name, **found}
 
 
-def main(rows: Callable[[str, torch.dtype], list[dict[str, Any]]], description: str | None) -> None:
-    """Print the rows of an op for both types on the graph that the command line names."""
+def main(rows: Callable[[str, RowFormat], list[dict[str, Any]]], description: str | None) -> None:
+    """Print the rows of an op for every format on the graph that the command line names."""
     graph = edge_problem.chosen_graph(description)
-    for dtype in BOUNDS:
-        for row in rows(graph, dtype):
+    for row_format in BOUNDS:
+        for row in rows(graph, row_format):
             print(json.dumps(row))

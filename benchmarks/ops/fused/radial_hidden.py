@@ -6,6 +6,7 @@ python benchmarks/ops/fused/radial_hidden.py [copper | random]
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from sizes import CUTOFF
 from torch import Tensor
 
 from edgewise.ops.fused.radial_hidden import radial_hidden, radial_stack
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope
 
 N_NETWORKS, N_ELEMENTS = 5, 100
 """Networks of UMA-S: of the embedding and of four blocks."""
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     c, n_basis, float32 = given.channels, problem.N_BASIS, torch.float32
     basis, source, target, linear = (
         given.random(N_NETWORKS, *shape, seed=seed, dtype=float32)
@@ -42,13 +44,20 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
     hidden = [weights(network, float32) for network in range(N_NETWORKS)]
     stack = radial_stack(list(basis), list(source), list(target), hidden)
     numbers = torch.arange(given.n_atoms, device=given.device) % N_ELEMENTS
-    distance, parts = given.geometry(float32).distance, 2 if given.dtype == torch.float16 else 1
+    distance, columns = given.geometry(float32).distance, given.row_format.hidden_columns(c)
 
     def ours() -> list[Tensor]:
-        values, slopes = (given.empty(N_NETWORKS, given.n_edges, parts * c) for _ in range(2))
-        radial_hidden(distance, numbers.int(), given.edges, CUTOFF, stack, values, slopes, exact_slopes=parts == 1)
+        made = [given.empty(N_NETWORKS, given.n_edges, columns, dtype=given.row_format.operands) for _ in range(2)]
+        exact, chosen = given.dtype == float32, given.row_format
+        radial_hidden(distance, numbers.int(), given.edges, CUTOFF, stack, *made, exact_slopes=exact, row_format=chosen)
+        return made
+
+    def read(found: Sequence[Tensor]) -> list[Tensor]:
         # Both parts together are what the last layer multiplies.
-        return [item if parts == 1 else item[..., :c].float() + item[..., c:].float() for item in (values, slopes)]
+        if columns == c:
+            return list(found)
+        pairs = [(item[..., :c].float(), item[..., c : 2 * c].float()) for item in found]
+        return [problem.value_of_parts(*pair) if given.row_format.parts == 2 else sum(pair) for pair in pairs]
 
     def plain(to: torch.dtype) -> list[Tensor]:
         geometry, found = given.geometry(to), []
@@ -62,7 +71,7 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
             found.append(hidden_with_slope(first, slope, weights(network, to)))
         return [torch.stack([item[part] for item in found]) for part in range(2)]
 
-    return [problem.compare(given, "radial_hidden", "values and slopes", ours, plain)]
+    return [problem.compare(given, "radial_hidden", "values and slopes", ours, plain, read)]
 
 
 if __name__ == "__main__":

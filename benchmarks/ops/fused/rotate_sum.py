@@ -16,12 +16,13 @@ from ops.fused import problem
 from torch import Tensor
 
 from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference import edge_steps
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     gradient, n, c = given.nodes(), given.n_coefficients, given.channels
     features = given.rows(n)
     bias = torch.zeros((problem.LMAX + 1) * c, device=given.device)
@@ -34,8 +35,10 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
         return [edge_steps.rotate_sum([features.to(to)], given.order, given.geometry(to), c)]
 
     def adjoint() -> list[Tensor]:
-        tangents, out = torch.zeros(problem.LMAX + 1, given.n_edges, 3, device=given.device), torch.empty_like(features)
-        rotate_sum_adjoint(gradient, features, bias, given.edges, given.shape, out, tangents)
+        tangents, out = torch.zeros(problem.LMAX + 1, given.n_edges, 3, device=given.device), given.operands(n)
+        rotate_sum_adjoint(
+            gradient, features, bias, given.edges, given.shape, out, tangents, row_format=given.row_format
+        )
         return [out, tangents.sum(0)]
 
     def plain_adjoint(to: torch.dtype) -> list[Tensor]:
@@ -47,7 +50,9 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
 
     return [
         problem.compare(given, "rotate_sum", "forward", forward, plain),
-        problem.compare(given, "rotate_sum", "adjoint", adjoint, plain_adjoint),
+        problem.compare(
+            given, "rotate_sum", "adjoint", adjoint, plain_adjoint, lambda found: [given.values(found[0], c), found[1]]
+        ),
     ]
 
 

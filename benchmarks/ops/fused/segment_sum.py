@@ -15,13 +15,14 @@ import torch
 from ops.fused import problem
 from torch import Tensor
 
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     n, c = given.n_coefficients, given.channels
     shares = given.rows(n).unflatten(1, (n, c))
     parts = given.random(problem.N_SLICES, given.n_atoms, n, c, seed=2, dtype=torch.float32)

@@ -16,13 +16,14 @@ from ops.fused import problem
 from torch import Tensor
 
 from edgewise.ops import EdgeSegment, SO2Weights, reference
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.so2_linear import so2_linear, so2_linear_adjoint, so2_map
 from edgewise.ops.reference import edge_steps
 
 
-def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and type; tests give a problem of their own."""
-    given = given or problem.make(graph, dtype)
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format; tests give a problem of their own."""
+    given = given or problem.make(graph, row_format)
     n, c, found = given.n_coefficients, given.channels, []
     segments = [EdgeSegment(0, given.n_edges, 0)]
     # The first map reads both ends and adds gate scalars; the second does neither.
@@ -36,7 +37,8 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
         ]
         no_bias = torch.zeros(outputs[0], device=given.device)
         gradient = given.rows(n + extra // c, seed=9)
-        maps = [so2_map(SO2Weights(tuple(blocks), no_bias), given.dtype)]
+        in_format = given.as_operands(operands, width), given.as_operands(gradient, c, extra)
+        maps = [so2_map(SO2Weights(tuple(blocks), no_bias), given.row_format)]
 
         def weights(to: torch.dtype, blocks: list[Tensor] = blocks, no_bias: Tensor = no_bias) -> list[SO2Weights]:
             return [SO2Weights(tuple(block.to(to) for block in blocks), no_bias.to(to))]
@@ -53,10 +55,10 @@ def rows(graph: str, dtype: torch.dtype, given: problem.FusedProblem | None = No
             gradients = [block.to(to) for block in given.split(gradient, c, extra)]
             return [torch.cat(edge_steps.so2_linear_adjoint(gradients, weights(to), segments), dim=1)]
 
-        def ours(operands: Tensor = operands, maps: Any = maps) -> list[Tensor]:
+        def ours(operands: Tensor = in_format[0], maps: Any = maps) -> list[Tensor]:
             return [so2_linear(operands, maps, segments)]
 
-        def adjoint(gradient: Tensor = gradient, maps: Any = maps) -> list[Tensor]:
+        def adjoint(gradient: Tensor = in_format[1], maps: Any = maps) -> list[Tensor]:
             return [so2_linear_adjoint(gradient, maps, segments)]
 
         found.append(problem.compare(given, "so2_linear", f"{title}, forward", ours, plain))

@@ -48,9 +48,9 @@ def main() -> None:
         segment_sum,
         so2_linear,
     ):
-        for dtype in problem.BOUNDS:
-            given = problem.FusedProblem(edge_index, edge_vec, dtype, channels=CHANNELS, n_atoms=N_ATOMS)
-            for row in op.rows("random", dtype, given):
+        for row_format in problem.BOUNDS:
+            given = problem.FusedProblem(edge_index, edge_vec, row_format, channels=CHANNELS, n_atoms=N_ATOMS)
+            for row in op.rows("random", row_format, given):
                 print(
                     f"{row['op']}, {row['rows']}, {row['row']}: error {row['error']:.1e}, plain {row['error_replaced']:.1e}"
                 )

@@ -177,15 +177,20 @@ class Runner:
         edges = build_edges(
             batch, config.cutoff, config.max_neighbors, device, by_nvalchemi=self.settings.uses_nvalchemi
         )
-        if edges.n_capped and not self.n_capped:
+        self._note_cap(edges.n_capped)
+        return edges
+
+    def _note_cap(self, n_capped: int) -> None:
+        """Remember how many atoms have lost neighbours to the cap, and warn when it begins to bind."""
+        config = self.network.config
+        if n_capped and not self.n_capped:
             warnings.warn(
-                f"{edges.n_capped} atoms have more than {config.max_neighbors} neighbours within {config.cutoff} Å; "
+                f"{n_capped} atoms have more than {config.max_neighbors} neighbours within {config.cutoff} Å; "
                 "the model's neighbour cap leaves out the farthest, so energies jump where neighbours change places",
                 EdgewiseWarning,
                 stacklevel=4,
             )
-        self.n_capped = edges.n_capped
-        return edges
+        self.n_capped = n_capped
 
     def _evaluate(
         self, batch: SystemBatch, edges: EdgeList, mixtures: tuple[list[ModelWeights], list[int]]

@@ -183,7 +183,7 @@ def test_alternating_systems_are_captured_once() -> None:
         model.predict(small, "omat")
         model.predict(large, "omat")
         model.predict(water(), "omol")
-    assert runner.n_captured == 3
+    assert runner.n_recorded == 3
 
 
 @pytest.mark.gpu

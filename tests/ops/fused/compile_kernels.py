@@ -24,6 +24,7 @@ from edgewise.ops.fused import (
     segment_sum,
 )
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
+from edgewise.ops.fused.row_format import CONSTANTS, FORMATS
 from edgewise.ops.reference.norm import EPSILON as NORM_EPSILON
 from edgewise.ops.reference.radial_network import EPSILON
 from edgewise.so3 import block_sizes
@@ -42,35 +43,54 @@ TYPES = {
 }
 """Rows of edges in float16; everything else that is not named is a float32 tensor."""
 
+FORMAT = {"FORMAT": "float16"}
+
+WIDE = {**TYPES, **dict.fromkeys((*ROWS, "gradient"), "*fp32")}
+"""Rows of results in float32."""
+
+WIDE_FORMATS = {"split": {**WIDE, "out": "*fp16"}, "tf32": {**WIDE, "out": "*fp32"}}
+"""Types of the kernels that write operands, for the formats with results in float32."""
+
 
 def kernels(lmax: int, mmax: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
     """Yield name, function, constants, types and warps of each kernel that acts on edges of a shape."""
     tile = {"LMAX": lmax, "MMAX": mmax, "CHANNELS": CHANNELS, "BLOCK": CHANNELS}
     width = {"COEFFICIENTS": n_edge_coefficients(lmax, mmax), "GEOMETRY": geometry_width(lmax, mmax)}
     ends = {**tile, **width, "FACTORS": sum(block_sizes(lmax, mmax))}
-    yield "gather_rotate", gather_rotate._gather_rotate, ends, TYPES, 1
+    yield "gather_rotate", gather_rotate._gather_rotate, {**ends, **FORMAT}, TYPES, 1
     yield "gather_rotate to source", gather_rotate._gather_rotate_to_source, ends, TYPES, 1
     yield "gather_rotate to target", gather_rotate._gather_rotate_to_target, {**ends, "SLICES": 4}, TYPES, 1
     nodes = {**TYPES, "gradient": "*fp32"}
     for orders in (mmax, 0):
         own = {**tile, **width, "ORDERS": orders, "COEFFICIENTS": n_edge_coefficients(lmax, orders)}
         yield "rotate_sum", rotate_sum._rotate_sum, {**own, "SLICES": 4}, TYPES, 1
-        constants = {**own, "EMBEDDING": orders == 0}
+        constants = {**own, **FORMAT, "EMBEDDING": orders == 0}
         yield "rotate_sum to edges", rotate_sum._rotate_sum_to_edges, constants, nodes, 1
     hidden = {"LMAX": lmax, "MMAX": mmax, "HIDDEN": CHANNELS, "BLOCK": CHANNELS, "ROWS": gate.EDGES}
     hidden["COEFFICIENTS"] = width["COEFFICIENTS"]
-    yield "gate", gate._gate, hidden, TYPES, 4
-    yield "gate adjoint", gate._gate_adjoint, hidden, TYPES, 4
+    yield "gate", gate._gate, {**hidden, **FORMAT}, TYPES, 4
+    yield "gate adjoint", gate._gate_adjoint, {**hidden, **FORMAT}, TYPES, 4
+    messages = {**tile, **width, "ORDERS": mmax, "EMBEDDING": False}
+    for name, types in WIDE_FORMATS.items():
+        own = {"FORMAT": name}
+        yield "gather_rotate", gather_rotate._gather_rotate, {**ends, **own}, types, 1
+        yield "rotate_sum to edges", rotate_sum._rotate_sum_to_edges, {**messages, **own}, types, 1
+        yield "gate", gate._gate, {**hidden, **own}, types, 4
+        yield "gate adjoint", gate._gate_adjoint, {**hidden, **own}, types, 4
     summed = {"COEFFICIENTS": (lmax + 1) ** 2, "CHANNELS": CHANNELS, "BLOCK": CHANNELS, "SLICES": 4}
     yield "segment_sum", segment_sum._segment_sum, summed, {**TYPES, "out": "*fp32"}, 1
 
 
 def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
-    """Yield the radial networks, with slopes as good as float32 and with rounded ones."""
+    """Yield the radial networks in each format, with slopes as good as float32 unless rows are float16."""
     sizes = {"ELEMENTS": 100, "WIDTH": CHANNELS, "COLUMNS": CHANNELS, "BASIS": 32, "BASIS_ROWS": 32}
-    for exact in (True, False):
-        constants = {**sizes, "ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": exact, "PARTS": 2}
-        yield "radial_hidden", radial_hidden._radial_hidden, constants, TYPES, 8
+    for name in ("float16", "split", "tf32", "float32"):
+        row_format = FORMATS[name]
+        written = {"FORMAT": name, "WRITTEN": row_format.hidden_columns(CHANNELS), "CONSTANTS": CONSTANTS}
+        exact = {"ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": name != "float16"}
+        operands = "*fp16" if row_format.operands.itemsize == 2 else "*fp32"
+        types = {**TYPES, "value_out": operands, "slope_out": operands}
+        yield "radial_hidden", radial_hidden._radial_hidden, {**sizes, **exact, **written}, types, 8
 
 
 def node_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:

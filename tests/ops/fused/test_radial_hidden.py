@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgewise.ops.fused.radial_hidden import EDGES, RadialStack, radial_hidden, radial_stack
-from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope, twice, two_parts
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
+from edgewise.ops.reference.radial_network import HiddenWeights, hidden_with_slope
 from tests import tolerances
 from tests.ops.fused.problems import CUTOFF, SPARE, Problem, poisoned
 from tests.ops.kernel_problems import DEVICE
@@ -82,24 +83,36 @@ def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int, exact_slop
     assert values.shape[1] == n_edges + SPARE
 
 
-def test_float16_values_come_in_two_parts() -> None:
-    """The sum of both is as good as float32, and the product with a matrix beside itself is that of the sum."""
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
+def test_values_are_laid_out_for_last_layers(row_format: RowFormat) -> None:
+    """Both parts together are as good as float32, and slopes have no constants."""
     given = Problem(2, 2, 17, 4)
     networks = Networks(given, 20, 5)
-    values, slopes = (poisoned(N_NETWORKS, given.capacity, 40, dtype=torch.float16) for _ in range(2))
-    distance = given.filled(given.geometry.distance.float())
-    radial_hidden(
-        distance, networks.numbers.int(), given.edges, CUTOFF, networks.stack(), values, slopes, exact_slopes=True
-    )
-    value, slope = networks.expected(0)
-    matrix = given.random(3, 20).half().double()
-    for found, expected in ((values, value), (slopes, slope)):
-        parts = found[0, :17].double()
-        torch.testing.assert_close(parts[:, :20] + parts[:, 20:], expected, **tolerances.FUSED_SUMS)
-        assert (parts[:, 20:].abs() <= parts[:, :20].abs() / 2048 + 1e-7).all(), (
-            "the second part is what rounding leaves"
-        )
-        product = functional.linear(parts, twice(matrix.float(), torch.float16).double())
-        torch.testing.assert_close(product, expected @ matrix.T, **tolerances.FUSED_SUMS)
-    again = two_parts(value.float(), torch.float16).double()
-    torch.testing.assert_close(again[:, :20] + again[:, 20:], value, **tolerances.FUSED)
+    columns = row_format.hidden_columns(20)
+    values, slopes = (poisoned(N_NETWORKS, given.capacity, columns, dtype=row_format.operands) for _ in range(2))
+    distance, numbers = given.filled(given.geometry.distance.float()), networks.numbers.int()
+    options = {"exact_slopes": True, "row_format": row_format}
+    radial_hidden(distance, numbers, given.edges, CUTOFF, networks.stack(), values, slopes, **options)
+    matrix, bias = given.random(3, 20).half().double(), given.random(3).half().double()
+    last = row_format.last_matrix(matrix.float(), bias.float())
+    for network in range(N_NETWORKS):
+        exact = networks.expected(network)
+        for found, expected, constant in zip((values, slopes), exact, (True, False), strict=True):
+            plain = row_format.hidden(expected.float(), constant=constant)
+            scale = 2048 if row_format is SPLIT else 1
+            parts = found[network, :17].double(), plain.double()
+            if columns > 20:
+                one, other = (part[:, :20] + part[:, 20:40] / scale for part in parts)
+                torch.testing.assert_close(one, expected, **tolerances.FUSED_SUMS)
+                torch.testing.assert_close(one, other, **tolerances.FUSED_SUMS)
+                low = parts[0][:, 20:40] / scale
+                assert (low.abs() <= parts[0][:, :20].abs() / 2048 + 1e-7).all(), (
+                    "the second part is what rounding leaves"
+                )
+            assert torch.equal(parts[0][:, 40:], parts[1][:, 40:]), "constants"
+            made = row_format.last_layer(found[network, :17], last, bias.to(row_format.results) if constant else None)
+            wanted = functional.linear(expected, matrix, bias if constant else None)
+            bound = tolerances.FUSED_ROUNDED if row_format is FLOAT16 else tolerances.FUSED_SUMS
+            torch.testing.assert_close(made.double(), wanted, **bound)
+    assert values[:, 17:].isnan().all()
+    assert slopes[:, 17:].isnan().all()

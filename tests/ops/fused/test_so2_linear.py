@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from edgewise.ops import EdgeSegment, SO2Weights, reference
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT64
 from edgewise.ops.fused.so2_linear import so2_linear, so2_linear_adjoint, so2_map
 from edgewise.ops.reference import edge_steps
 from tests import tolerances
@@ -31,7 +32,7 @@ def test_map_and_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, two_
     segments = [EdgeSegment(0, n_edges, 1)]
     if two_mixtures:
         segments = [EdgeSegment(0, middle, 1), EdgeSegment(middle, n_edges, 0)]
-    maps = [so2_map(item, torch.float64) for item in weights]
+    maps = [so2_map(item, FLOAT64) for item in weights]
     without_bias = [replace(item, bias=torch.zeros_like(item.bias)) for item in weights]
     found = so2_linear(rows, maps, segments)
     torch.testing.assert_close(found, joined(reference.so2_linear(blocks, without_bias, segments)), **tolerances.FUSED)
@@ -43,7 +44,7 @@ def test_map_and_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, two_
 def test_operands_are_rounded_to_nearest() -> None:
     given = Problem(1, 1, 3, 4)
     weights = SO2Weights((given.random(N_OUT, 8), given.random(N_OUT, 8)), given.random(N_OUT))
-    made = so2_map(weights, torch.float16)
+    made = so2_map(weights, FLOAT16)
     for block, transposed, exact in zip(made.blocks, made.transposed, weights.blocks, strict=True):
         assert torch.equal(block, exact.half())
         assert torch.equal(transposed, exact.half().T)

@@ -15,28 +15,28 @@ from torch.nn import functional
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
+from edgewise.ops.fused.row_format import RowFormat, plain_format
 from edgewise.ops.reference import edge_steps, gate
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
-from edgewise.ops.reference.radial_network import hidden_with_slope, two_parts
+from edgewise.ops.reference.radial_network import hidden_with_slope
 
 Hidden = tuple[Tensor, Tensor]
-"""Input of a radial network's last layer, and its derivative with respect to the distance: [n_edges, width], in two parts for
-rows in float16 (`radial_network.two_parts`)."""
+"""Input of a radial network's last layer, and its derivative with respect to the distance: [n_edges, columns], made by
+`RowFormat.hidden`."""
 
 
 class StepEdges(ABC):
     """The edges of one step, and the operations on them.
 
     Attributes:
-        order: The edges of each atom.
-        geometry: Their geometry.
         shape: Sizes.
-        dtype: Type of the rows.
+        row_format: Of the rows that are multiplied: what `gather_rotate`, `gate`, `rotate_sum_adjoint` and `gate_adjoint`
+            return. They read results of products.
     """
 
-    def __init__(self, order: EdgeOrder, geometry: EdgeGeometry, shape: MessageShape, dtype: torch.dtype) -> None:
-        """Keep the edges; nothing has been added to their tangents."""
-        self.order, self.geometry, self.shape, self.dtype = order, geometry, shape, dtype
+    def __init__(self, shape: MessageShape, row_format: RowFormat) -> None:
+        """Keep what all edges have in common."""
+        self.shape, self.row_format = shape, row_format
 
     @abstractmethod
     def begin(self) -> None:
@@ -50,6 +50,10 @@ class StepEdges(ABC):
             numbers: [n_atoms], atomic numbers.
             weights: The networks.
         """
+
+    @abstractmethod
+    def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
+        """Return all layers but the last of one radial network, for a run of edges."""
 
     @abstractmethod
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
@@ -88,14 +92,20 @@ class StepEdges(ABC):
         """Return dE/d(edge_vec), [n_edges, 3]."""
 
 
-def plain_hidden(edges: StepEdges, numbers: Tensor, weights: RadialWeights, rows: slice = slice(None)) -> Hidden:
+def plain_hidden(
+    order: EdgeOrder,
+    geometry: EdgeGeometry,
+    row_format: RowFormat,
+    numbers: Tensor,
+    weights: RadialWeights,
+    rows: slice = slice(None),
+) -> Hidden:
     """Evaluate one radial network up to its last layer for a run of edges, in plain PyTorch."""
-    geometry, order = edges.geometry, edges.order
     first = weights.source_table[numbers[order.source[rows]]] + weights.target_table[numbers[order.target[rows]]]
     first = first + functional.linear(geometry.gaussians[rows], weights.basis)
     slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
     value, slope = hidden_with_slope(first, slope, weights.hidden)
-    return two_parts(value, edges.dtype), two_parts(slope, edges.dtype)
+    return row_format.hidden(value, constant=True), row_format.hidden(slope, constant=False)
 
 
 class PlainEdges(StepEdges):
@@ -104,7 +114,8 @@ class PlainEdges(StepEdges):
     def __init__(self, edges: EdgeList, n_atoms: int, geometry: EdgeGeometry, shape: MessageShape) -> None:
         """Sort the edges by source as well."""
         order = edge_steps.edge_order(edges.edge_index, n_atoms)
-        super().__init__(order, geometry, shape, geometry.distance.dtype)
+        super().__init__(shape, plain_format(geometry.distance.dtype))
+        self.order, self.geometry = order, geometry
         self._tangents = torch.zeros_like(geometry.frames[:, 0])
 
     def begin(self) -> None:
@@ -113,7 +124,11 @@ class PlainEdges(StepEdges):
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
-        return [plain_hidden(self, numbers, item) for item in weights.radial_networks]
+        return [self.hidden_of_run(numbers, item, slice(None)) for item in weights.radial_networks]
+
+    def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
+        """See `StepEdges`."""
+        return plain_hidden(self.order, self.geometry, self.row_format, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

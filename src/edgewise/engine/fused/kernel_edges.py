@@ -9,27 +9,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgewise.engine.fused.edges import Hidden, StepEdges
-from edgewise.engine.fused.weights import StepWeights
+from edgewise.engine.fused.edges import Hidden, StepEdges, plain_hidden
+from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
+from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
+from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
 from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
-from edgewise.ops.fused.layout import n_edge_coefficients
+from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
+from edgewise.ops.fused.neighbor_list import FoundEdges
 from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
 from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
+from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
-from edgewise.ops.fused.shapes import edge_tables
+from edgewise.ops.fused.shapes import EdgeTables, edge_tables
 from edgewise.ops.reference import edge_steps
-from edgewise.ops.reference.edge_steps import EdgeGeometry
+from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 
 PROGRAMS_WANTED = 4000
 """Programs for each degree that keep a large GPU busy; the edges of an atom are cut into slices to have about as many."""
 
 MOST_SLICES = 8
-
-_TABLES_OF_EDGES = ("ends", "geometry", "n_live", "target_starts", "by_source", "source_starts")
-"""What the edges of a step decide; the scales are worked out in each step."""
 
 _STACKS: WeakKeyDictionary[StepWeights, RadialStack] = WeakKeyDictionary()
 
@@ -39,7 +40,13 @@ below, is room for what the maps and the gate make of them."""
 
 
 class KernelEdges(StepEdges):
-    """Kernels on rows of float32 or float16; sums, geometry and features of nodes stay float32."""
+    """Kernels on rows of any format but float64; sums, geometry and features of nodes stay float32.
+
+    Attributes:
+        tables: The edges as kernels read them.
+    """
+
+    _plain: tuple[EdgeOrder, EdgeGeometry] | None
 
     def __init__(
         self,
@@ -48,7 +55,7 @@ class KernelEdges(StepEdges):
         geometry: EdgeGeometry,
         shape: MessageShape,
         cutoff: float,
-        dtype: torch.dtype = torch.float32,
+        row_format: RowFormat = FLOAT32,
         capacity: int | None = None,
     ) -> None:
         """Lay out the edges.
@@ -59,19 +66,70 @@ class KernelEdges(StepEdges):
             geometry: Geometry of the edges.
             shape: Sizes.
             cutoff: Å.
-            dtype: Type of the rows.
+            row_format: How rows are stored.
             capacity: Number of edges to make room for; None for as many as there are.
         """
         order, n_edges = edge_steps.edge_order(edges.edge_index, n_atoms), edges.edge_index.shape[1]
-        self._tables = edge_tables(order, geometry, shape, n_edges if capacity is None else capacity)
-        super().__init__(order, _with_room(geometry, self._tables.capacity), shape, dtype)
-        self._cutoff, self._n_atoms = cutoff, n_atoms
+        super().__init__(shape, row_format)
+        self._plain = order, geometry
+        tables = edge_tables(order, geometry, shape, n_edges if capacity is None else capacity)
+        room = tables.capacity - n_edges
+        self._place(
+            tables,
+            functional.pad(geometry.distance.float(), (0, room)),
+            functional.pad(edges.edge_vec, (0, 0, 0, room)),
+            cutoff,
+        )
+
+    @classmethod
+    def found(
+        cls,
+        list_of_edges: FoundEdges,
+        target_starts: Tensor,
+        shape: MessageShape,
+        cutoff: float,
+        row_format: RowFormat,
+    ) -> KernelEdges:
+        """Lay out the edges that a search on the device has found, without asking it how many there are.
+
+        Args:
+            list_of_edges: The edges; their number is the capacity.
+            target_starts: [n_atoms + 1] int32, where the edges into each atom begin.
+            shape: Sizes.
+            cutoff: Å.
+            row_format: How rows are stored.
+        """
+        capacity, n_atoms = list_of_edges.edge_vec.shape[0], target_starts.shape[0] - 1
+        device = target_starts.device
+        geometry = torch.empty(capacity, geometry_width(shape.lmax, shape.mmax), device=device)
+        distance = torch.empty(capacity, device=device)
+        edge_geometry(list_of_edges.edge_vec, list_of_edges.n_live, cutoff, shape, geometry, distance)
+        by_source, source_starts = edge_order(list_of_edges.ends, list_of_edges.n_live, n_atoms)
+        tables = EdgeTables(
+            ends=list_of_edges.ends,
+            geometry=geometry,
+            n_live=list_of_edges.n_live,
+            target_starts=target_starts,
+            by_source=by_source,
+            source_starts=source_starts,
+            scales=torch.ones(n_atoms, device=device),
+        )
+        made = object.__new__(cls)
+        StepEdges.__init__(made, shape, row_format)
+        made._plain = None
+        made._place(tables, distance, list_of_edges.edge_vec, cutoff)
+        return made
+
+    def _place(self, tables: EdgeTables, distance: Tensor, edge_vec: Tensor, cutoff: float) -> None:
+        shape, n_atoms = self.shape, tables.scales.shape[0]
+        self.tables, self._distance, self._edge_vec, self._cutoff = tables, distance, edge_vec, cutoff
+        self._n_atoms = n_atoms
         self._n_coefficients = (shape.lmax + 1) ** 2
         self._n_slices = min(MOST_SLICES, max(1, PROGRAMS_WANTED // max(1, n_atoms)))
         n_tasks = shape.lmax + 1
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
-        self._of_ends = self._zeros(2 * n_tasks, self._tables.capacity, 3)
-        self._of_sums = self._zeros(n_tasks, self._tables.capacity, 3)
+        self._of_ends = self._zeros(2 * n_tasks, self.tables.capacity, 3)
+        self._of_sums = self._zeros(n_tasks, self.tables.capacity, 3)
 
     def begin(self) -> None:
         """See `StepEdges`."""
@@ -81,56 +139,80 @@ class KernelEdges(StepEdges):
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
         stack = _stack(weights)
-        parts, n_networks = 2 if self.dtype == torch.float16 else 1, len(weights.radial_networks)
+        columns, row_format = self.row_format.hidden_columns(stack.n_hidden), self.row_format
+        shape = len(weights.radial_networks), self.tables.capacity, columns
         values, slopes = (
-            self._rows(parts * stack.n_hidden, n_networks).unflatten(0, (n_networks, self._tables.capacity))
-            for _ in range(2)
+            torch.empty(shape, dtype=row_format.operands, device=self.tables.ends.device) for _ in range(2)
         )
-        distance = self.geometry.distance.float()
         # Rounded operands of slopes alone would cost more accuracy than all rows of edges together.
-        radial_hidden(distance, numbers.int(), self._tables, self._cutoff, stack, values, slopes, exact_slopes=True)
+        radial_hidden(
+            self._distance,
+            numbers.int(),
+            self.tables,
+            self._cutoff,
+            stack,
+            values,
+            slopes,
+            exact_slopes=True,
+            row_format=row_format,
+        )
         return list(zip(values, slopes, strict=True))
+
+    def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
+        """See `StepEdges`; in plain PyTorch, for edges whose number the host knows."""
+        assert self._plain is not None
+        return plain_hidden(*self._plain, self.row_format, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""
-        out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels)
-        return gather_rotate(nodes, self._tables, radial, self.shape, out)
+        out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels)
+        return gather_rotate(nodes, self.tables, radial, self.shape, out, row_format=self.row_format)
 
     def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
         """See `StepEdges`."""
         rows = self._rows(self._n_coefficients * self.shape.channels).unflatten(1, (self._n_coefficients, -1))
         parts = self._slices(nodes.shape[0])
         gather_rotate_adjoint(
-            gradient, nodes, self._tables, radial, radial_slope, self.shape, rows, parts, self._of_ends
+            gradient, nodes, self.tables, radial, radial_slope, self.shape, rows, parts, self._of_ends
         )
-        return segment_sum(rows, parts, self._tables, torch.empty_like(nodes))
+        return segment_sum(rows, parts, self.tables, torch.empty_like(nodes))
 
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
-        return gate(before, bias, self._tables, self.shape, out)
+        out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
+        return gate(before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        return gate_adjoint(gradient, before, bias, self._tables, self.shape, torch.empty_like(before))
+        out = self._operands(before.shape[1])
+        return gate_adjoint(gradient, before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return rotate_sum(features, bias, self._tables, self.shape, nodes).sum(0)
+        return rotate_sum(features, bias, self.tables, self.shape, nodes).sum(0)
 
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
-        if self.dtype == torch.float16:
-            self._tables = replace(self._tables, scales=_powers_of_two(gradient))
-        out = torch.empty_like(features)
-        rotate_sum_adjoint(gradient.contiguous(), features, bias, self._tables, self.shape, out, self._of_sums)
+        if self.row_format.operands == torch.float16:
+            self.tables = replace(self.tables, scales=_powers_of_two(gradient))
+        out = self._operands(features.shape[1])
+        rotate_sum_adjoint(
+            gradient.contiguous(),
+            features,
+            bias,
+            self.tables,
+            self.shape,
+            out,
+            self._of_sums,
+            row_format=self.row_format,
+        )
         return out
 
     def embed(self, features: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return rotate_sum(features, self._no_bias(), self._tables, self.shape, nodes, embedding=True).sum(0)
+        return rotate_sum(features, self._no_bias(), self.tables, self.shape, nodes, embedding=True).sum(0)
 
     def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
         """See `StepEdges`."""
@@ -138,7 +220,7 @@ class KernelEdges(StepEdges):
             gradient.contiguous(),
             features,
             self._no_bias(),
-            self._tables,
+            self.tables,
             self.shape,
             features,
             self._of_sums,
@@ -146,39 +228,27 @@ class KernelEdges(StepEdges):
         )
 
     def edge_gradient(self) -> Tensor:
-        """See `StepEdges`; [capacity, 3], where rows that hold no edge have no meaning."""
-        tangents = self._of_ends.sum(0) + self._of_sums.sum(0)
-        return edge_steps.edge_gradient(self.geometry, tangents.to(self.geometry.frames.dtype))
+        """See `StepEdges`; [capacity, 3] float64, where rows that hold no edge have no meaning."""
+        out = torch.empty_like(self._edge_vec)
+        return edge_gradient(self._edge_vec, self.tables.n_live, self._of_ends, self._of_sums, out)
 
-    def copy_(self, other: KernelEdges) -> None:
-        """Take the place of other edges of the same capacity: a captured step reads the tensors that are here."""
-        self.geometry.distance.copy_(other.geometry.distance)
-        self.geometry.frames.copy_(other.geometry.frames)
-        for name in _TABLES_OF_EDGES:
-            getattr(self._tables, name).copy_(getattr(other._tables, name))
+    def _rows(self, width: int) -> Tensor:
+        shape, dtype = (self.tables.capacity, width), self.row_format.results
+        return torch.empty(shape, dtype=dtype, device=self.tables.ends.device)
 
-    def _rows(self, width: int, times: int = 1) -> Tensor:
-        return torch.empty(times * self._tables.capacity, width, dtype=self.dtype, device=self._tables.ends.device)
+    def _operands(self, n_values: int) -> Tensor:
+        shape, dtype = (self.tables.capacity, self.row_format.parts * n_values), self.row_format.operands
+        return torch.empty(shape, dtype=dtype, device=self.tables.ends.device)
 
     def _slices(self, n_atoms: int) -> Tensor:
         shape = self._n_slices, n_atoms, self._n_coefficients, self.shape.channels
-        return torch.empty(shape, dtype=torch.float32, device=self._tables.ends.device)
+        return torch.empty(shape, dtype=torch.float32, device=self.tables.ends.device)
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float32, device=self._tables.ends.device)
+        return torch.zeros(shape, dtype=torch.float32, device=self.tables.ends.device)
 
     def _no_bias(self) -> Tensor:
         return self._zeros((self.shape.lmax + 1) * self.shape.channels)
-
-
-def _with_room(geometry: EdgeGeometry, capacity: int) -> EdgeGeometry:
-    """Make room in what is read of an edge's geometry apart from the tables; distances are 1 where there is no edge."""
-    room = capacity - geometry.distance.shape[0]
-    return replace(
-        geometry,
-        distance=functional.pad(geometry.distance, (0, room), value=1.0),
-        frames=functional.pad(geometry.frames, (0, 0, 0, 0, 0, room)),
-    )
 
 
 def _stack(weights: StepWeights) -> RadialStack:

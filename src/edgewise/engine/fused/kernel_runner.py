@@ -1,4 +1,4 @@
-"""Runs mode fused on kernels, captured in CUDA graphs where there is a GPU. Importing this module needs Triton."""
+"""Runs mode fused on kernels, recorded in CUDA graphs where there is a GPU. Importing this module needs Triton."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgewise.engine.fused.capacity import capacity_of
-from edgewise.engine.fused.captured import MOST_KEPT, CapturedSteps
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
+from edgewise.engine.fused.system_steps import MOST_KEPT, RawOutputs, SystemSteps, sum_of_systems
 from edgewise.engine.runner import Outputs
 from edgewise.engine.scales import OutputScales
 from edgewise.errors import EdgewiseWarning
-from edgewise.model.backbone import ModelWeights
-from edgewise.model.network import Network, NetworkOutput
+from edgewise.model.network import Network
 from edgewise.model.tasks import TaskScales
-from edgewise.neighbors import EdgeList
+from edgewise.neighbors import EdgeList, check_sizes
 from edgewise.ops import MessageShape
+from edgewise.ops.fused.edge_geometry import serves
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from edgewise.ops.reference.edge_steps import EdgeGeometry, edge_order, segment_sum
 from edgewise.settings import InferenceSettings, Precision
 from edgewise.systems import SystemBatch
 
 REDONE = (
     "values of a structure were too large for float16, so its step was done again in float32; if this happens in most calls, "
-    "precision='float32' is faster"
+    "precision='tf32' is faster"
 )
 
-ROWS: dict[Precision, torch.dtype] = {"fast": torch.float16, "float32": torch.float32}
-"""Type of the rows of edges for each precision."""
+FORMATS: dict[Precision, RowFormat] = {"fast": FLOAT16, "tf32": TF32, "float32": SPLIT}
+"""How rows of edges are stored for each precision."""
+
+HIGHEST = FLOAT32
+"""The format of steps that are done again: with the range and the products of float32 there is nothing above it."""
 
 
 class KernelRunner(FusedRunner):
@@ -50,30 +53,42 @@ class KernelRunner(FusedRunner):
         settings: InferenceSettings,
         device: torch.device,
         precision: Precision,
+        row_format: RowFormat | None = None,
     ) -> None:
-        """Move the network to the device; the arguments are those of `Runner`."""
-        dtype = ROWS[precision]
-        make_edges = partial(_edges_with_room, cutoff=network.config.cutoff, dtype=dtype)
+        """Move the network to the device; the arguments are those of `Runner`, and the format, if not that of the precision."""
+        chosen = FORMATS[precision] if row_format is None else row_format
+        make_edges = partial(_edges_with_room, cutoff=network.config.cutoff, row_format=chosen)
         super().__init__(
-            network, scales, settings, device, precision, make_edges=make_edges, nodes=KernelNodes(), row_dtype=dtype
+            network, scales, settings, device, precision, make_edges=make_edges, nodes=KernelNodes(), row_format=chosen
         )
         self.n_redone = 0
         self._given_scales = scales
         self._padding: float | None = None
-        self._captured = CapturedSteps(self._step) if device.type == "cuda" else None
         self._higher: KernelRunner | None = None
+        self._steps = SystemSteps(self.network, self._step, chosen, device)
 
     @property
-    def n_captured(self) -> int:
-        """How many times a step was captured."""
-        return 0 if self._captured is None else self._captured.n_captured
+    def n_recorded(self) -> int:
+        """How many times a step was recorded."""
+        return self._steps.n_recorded
+
+    @property
+    def finds_neighbors(self) -> bool:
+        """Whether the steps find neighbours by themselves."""
+        settings = self.settings
+        return not settings.external_graph_gen and not settings.uses_nvalchemi and serves(self._step.shape)
+
+    @property
+    def neighbor_list(self) -> str:
+        """See `Runner.neighbor_list`."""
+        return f"bins in the step on {self.device}" if self.finds_neighbors else super().neighbor_list
 
     @property
     def notes(self) -> tuple[str, ...]:
         """See `Runner.notes`."""
         found = ["sums run in a fixed order: the same structure gives the same bits"]
-        if self._captured is not None:
-            found.append(f"{self.n_captured} steps captured so far, for as many sizes; at most {MOST_KEPT} are kept")
+        if self.n_recorded:
+            found.append(f"{self.n_recorded} steps recorded so far, for as many sizes; at most {MOST_KEPT} are kept")
         if self._padding is not None:
             found.append(f"the last call made room for {self._padding:.1%} more edges than there were")
         if self.n_redone:
@@ -83,51 +98,55 @@ class KernelRunner(FusedRunner):
 
     def redo(self, batch: SystemBatch) -> Outputs | None:
         """Do a batch again in float32, after values were too large for float16; None if it already was float32."""
-        if self.precision == "float32":
+        if self._row_format is HIGHEST:
             return None
-        if self._higher is None:
-            self._higher = KernelRunner(self.network, self._given_scales, self.settings, self.device, "float32")
-            self._higher.mixtures = self.mixtures
         if not self.n_redone:
             warnings.warn(REDONE, EdgewiseWarning, stacklevel=4)
+        if self._higher is None:
+            self._higher = KernelRunner(
+                self.network, self._given_scales, self.settings, self.device, "float32", HIGHEST
+            )
+            self._higher.mixtures = self.mixtures
         self.n_redone += 1
         return self._higher.run(batch)
 
     def run(self, batch: SystemBatch) -> Outputs:
         """See `Runner.run`."""
         with self._call(), torch.no_grad():
+            check_sizes(batch, self.network.config.cutoff)
+            mixed, weights_of_system = self.mixtures.for_batch(batch)
+            weights = [self._prepared(item) for item in mixed]
+            # Runs of edges with weights of their own have bounds that a recorded step could not follow.
+            raw = self._steps(batch, weights[0]) if len(weights) == 1 and self.finds_neighbors else None
+            if raw is not None:
+                self._padding = raw.padding
+                self._note_cap(raw.n_capped)
+                return self._scaled(batch, raw)
             edges = self._edges(batch)
-            mixtures = self.mixtures.for_batch(batch)
-            scales, sizes = self._scales.of(batch, self.device), tuple(batch.n_atoms.tolist())
+            scales, sizes = self._scales.of(batch, self.device), batch.n_atoms.tolist()
             batch, edges = batch.to(self.device), edges.to(self.device)
-            output, gradient = self._stepped(batch, edges, mixtures, sizes)
+            output, gradient = self._step.evaluate(self._step.inputs(batch, edges, weights, weights_of_system, sizes))
             if gradient is None:
                 return self._direct_outputs(batch, output, scales)
+            gradient = gradient[: edges.edge_index.shape[1]].to(torch.float64)
             return self._conservative_outputs(batch, edges, output.node_energy, gradient, scales)
 
-    def _stepped(
-        self,
-        batch: SystemBatch,
-        edges: EdgeList,
-        mixtures: tuple[list[ModelWeights], list[int]],
-        sizes: tuple[int, ...],
-    ) -> tuple[NetworkOutput, Tensor | None]:
-        """Do the step, captured where it can be; return what `_evaluate` returns."""
-        mixed, weights_of_system = mixtures
-        weights = [self._prepared(item) for item in mixed]
-        inputs = self._step.inputs(batch, edges, weights, weights_of_system, sizes)
-        n_edges = edges.edge_index.shape[1]
-        self._padding = capacity_of(n_edges) / n_edges - 1 if n_edges else None
-        # Runs of edges or atoms with weights of their own have bounds that a captured step could not follow.
-        if self._captured is None or len(weights) > 1 or len(set(batch.tasks)) > 1:
-            output, gradient = self._step.evaluate(inputs)
-        else:
-            key = (sizes, capacity_of(n_edges), weights[0], batch.tasks[0])
-            output, gradient = self._captured(key, inputs)
-        return output, None if gradient is None else gradient[:n_edges].to(torch.float64)
+    def _scaled(self, batch: SystemBatch, raw: RawOutputs) -> Outputs:
+        """Turn what a step returns into physical outputs, on the CPU."""
+        scales = self._scales.of(batch, torch.device("cpu"))
+        energy = raw.energy / batch.n_atoms if self.network.reduces_energy_by_mean else raw.energy
+        energy = energy * scales.energy + scales.energy_offset
+        if self.network.is_direct:
+            forces = raw.forces * scales.forces[batch.system_idx, None]
+            factor = (
+                scales.stress if self.network.stress_head is not None else torch.full_like(scales.stress, torch.nan)
+            )
+            return Outputs(energy, forces, raw.stress * factor[:, None, None])
+        stress = (raw.stress + raw.stress.mT) * (0.5 * scales.virial)[:, None, None]
+        return Outputs(energy, raw.forces * -scales.forces[batch.system_idx, None], stress)
 
     def _energy(self, batch: SystemBatch, node_energy: Tensor, scales: OutputScales) -> Tensor:
-        summed = _sum_of_systems(node_energy.to(torch.float64)[:, None], batch)[:, 0]
+        summed = sum_of_systems(node_energy.to(torch.float64)[:, None], _starts(batch))[:, 0]
         if self.network.reduces_energy_by_mean:
             summed = summed / batch.n_atoms
         return summed * scales.energy + scales.energy_offset
@@ -139,7 +158,7 @@ class KernelRunner(FusedRunner):
         at_atoms = segment_sum(gradient[order.by_source], order.source_starts)
         at_atoms = at_atoms - segment_sum(gradient, order.target_starts)
         outer = (gradient[:, :, None] * edges.edge_vec[:, None, :]).flatten(1)
-        virial = _sum_of_systems(segment_sum(outer, order.target_starts), batch).unflatten(1, (3, 3))
+        virial = sum_of_systems(segment_sum(outer, order.target_starts), _starts(batch)).unflatten(1, (3, 3))
         return Outputs(
             energy=self._energy(batch, node_energy, scales),
             forces=at_atoms * -scales.forces[batch.system_idx, None],
@@ -148,14 +167,18 @@ class KernelRunner(FusedRunner):
 
 
 def _edges_with_room(
-    edges: EdgeList, n_atoms: int, geometry: EdgeGeometry, shape: MessageShape, *, cutoff: float, dtype: torch.dtype
+    edges: EdgeList,
+    n_atoms: int,
+    geometry: EdgeGeometry,
+    shape: MessageShape,
+    *,
+    cutoff: float,
+    row_format: RowFormat,
 ) -> KernelEdges:
     capacity = capacity_of(edges.edge_index.shape[1])
-    return KernelEdges(edges, n_atoms, geometry, shape, cutoff, dtype, capacity)
+    return KernelEdges(edges, n_atoms, geometry, shape, cutoff, row_format, capacity)
 
 
-def _sum_of_systems(values: Tensor, batch: SystemBatch) -> Tensor:
-    """Sum values of atoms over each system, in a fixed order."""
-    if batch.n_systems == 1:
-        return values.sum(0, keepdim=True)
-    return segment_sum(values, functional.pad(batch.n_atoms.cumsum(0), (1, 0)))
+def _starts(batch: SystemBatch) -> Tensor:
+    """Return where each system's atoms begin, and the end, [n_systems + 1]."""
+    return torch.nn.functional.pad(batch.n_atoms.cumsum(0), (1, 0))

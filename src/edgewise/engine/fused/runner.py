@@ -16,6 +16,7 @@ from edgewise.model.backbone import ModelWeights
 from edgewise.model.network import Network, NetworkOutput
 from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList
+from edgewise.ops.fused.row_format import RowFormat, plain_format
 from edgewise.settings import InferenceSettings, Precision
 from edgewise.systems import SystemBatch
 
@@ -33,7 +34,7 @@ class FusedRunner(Runner):
         *,
         make_edges: MakeEdges = PlainEdges,
         nodes: StepNodes | None = None,
-        row_dtype: torch.dtype | None = None,
+        row_format: RowFormat | None = None,
     ) -> None:
         """Move the network to the device.
 
@@ -45,11 +46,11 @@ class FusedRunner(Runner):
             precision: The precision that runs.
             make_edges: Chooses what works on edges; plain PyTorch unless given.
             nodes: What works on nodes; None for plain PyTorch.
-            row_dtype: Type of the rows of edges; None for that of the parameters.
+            row_format: How rows of edges are stored; None for the type of the parameters throughout.
         """
         super().__init__(network, scales, settings, device, precision)
         self._step = Step(self.network, make_edges, nodes)
-        self._row_dtype = row_dtype or next(self.network.parameters()).dtype
+        self._row_format = row_format or plain_format(next(self.network.parameters()).dtype)
         self._kept: list[tuple[ModelWeights, StepWeights]] = []
 
     def _evaluate(
@@ -64,7 +65,7 @@ class FusedRunner(Runner):
         for known, prepared in self._kept:
             if known is mixed:
                 return prepared
-        made = prepare(self.network.backbone, mixed, self._row_dtype)
+        made = prepare(self.network.backbone, mixed, self._row_format)
         self._kept.append((mixed, made))
         del self._kept[: -max(1, self.mixtures.n_kept)]
         return made

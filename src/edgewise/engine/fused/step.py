@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges, plain_hidden
+from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges
 from edgewise.engine.fused.nodes import AtomPlan, StepNodes, atom_plan, energy_weights
 from edgewise.engine.fused.weights import BlockWeights, RadialWeights, StepWeights
 from edgewise.model.edge_inputs import segments_of
@@ -191,10 +191,10 @@ class Step:
         weights, edges, numbers = inputs.weights, inputs.edges, inputs.batch.atomic_numbers
         if not self._config.experts_everywhere or len(inputs.segments) == 1:
             return edges.hidden(numbers, weights[inputs.segments[0].weights])
-        found = [plain_hidden(edges, numbers, weights[0].degree)]
+        found = [edges.hidden_of_run(numbers, weights[0].degree, slice(None))]
         for number in range(self._config.n_layers):
             own = [item.radial for item in inputs.of_block(number)]
-            parts = _by_segment(inputs.segments, own, lambda item, rows: plain_hidden(edges, numbers, item, rows))
+            parts = _by_segment(inputs.segments, own, partial(edges.hidden_of_run, numbers))
             found.append((torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])))
         return found
 
@@ -202,7 +202,7 @@ class Step:
         """Apply the last layer of a radial network to values, or without the bias to slopes."""
 
         def evaluate(own: RadialWeights, rows: slice) -> Tensor:
-            return functional.linear(x[rows], own.last, own.last_bias if bias else None)
+            return inputs.edges.row_format.last_layer(x[rows], own.last, own.last_bias if bias else None)
 
         if len(weights) == 1:
             return evaluate(weights[0], slice(None))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from edgewise.model.backbone import DEGREE_RESCALE, Backbone, Block, ModelWeights
 from edgewise.model.layers import EquivariantNorm, FeedForward, RadialMLP
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.so2_linear import SO2Map, so2_map
 from edgewise.ops.reference.feed_forward import FeedForwardWeights
 from edgewise.ops.reference.norm import NormWeights
-from edgewise.ops.reference.radial_network import HiddenWeights, twice
+from edgewise.ops.reference.radial_network import HiddenWeights
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RadialWeights:
         source_table: [n_elements, width], the part that reads the element of the source.
         target_table: [n_elements, width], the same for the target, with the bias.
         hidden: The layers between the first and the last.
-        last: [n_out, width], in the type of the rows of edges; for float16 twice, [n_out, 2 width].
-        last_bias: [n_out], likewise.
+        last: [n_out, columns], made by `RowFormat.last_matrix`.
+        last_bias: [n_out], in the type of results.
     """
 
     basis: Tensor
@@ -63,16 +63,16 @@ class StepWeights:
         return (self.degree, *(block.radial for block in self.blocks))
 
 
-def prepare(backbone: Backbone, mixed: ModelWeights, dtype: torch.dtype) -> StepWeights:
+def prepare(backbone: Backbone, mixed: ModelWeights, row_format: RowFormat) -> StepWeights:
     """Lay out the weights of one mixture.
 
     Args:
         backbone: Where the weights that have no experts come from.
         mixed: The mixed weights of every block.
-        dtype: Type of the operands of products on rows of edges.
+        row_format: Of the rows of edges that are multiplied.
     """
     degree = backbone.edge_degree_embedding.rad_func
-    of_degree = _radial(backbone, degree, degree.mixed(None), dtype, 1 / DEGREE_RESCALE)
+    of_degree = _radial(backbone, degree, degree.mixed(None), row_format, 1 / DEGREE_RESCALE)
     blocks: list[BlockWeights] = []
     for block, layer in zip(backbone.blocks, mixed, strict=True):
         assert isinstance(block, Block)
@@ -83,9 +83,9 @@ def prepare(backbone: Backbone, mixed: ModelWeights, dtype: torch.dtype) -> Step
         blocks.append(
             BlockWeights(
                 norm_1=norm_1.weights(),
-                radial=_radial(backbone, block.edge_wise.so2_conv_1.rad_func, layer.radial, dtype),
-                conv_1=so2_map(layer.message.conv_1, dtype),
-                conv_2=so2_map(layer.message.conv_2, dtype),
+                radial=_radial(backbone, block.edge_wise.so2_conv_1.rad_func, layer.radial, row_format),
+                conv_1=so2_map(layer.message.conv_1, row_format),
+                conv_2=so2_map(layer.message.conv_2, row_format),
                 norm_2=norm_2.weights(),
                 feed_forward=feed_forward.weights(layer.feed_forward),
             )
@@ -96,14 +96,15 @@ def prepare(backbone: Backbone, mixed: ModelWeights, dtype: torch.dtype) -> Step
 
 
 def _radial(
-    backbone: Backbone, network: RadialMLP, weights: tuple[Tensor, ...], dtype: torch.dtype, scale: float = 1.0
+    backbone: Backbone, network: RadialMLP, weights: tuple[Tensor, ...], row_format: RowFormat, scale: float = 1.0
 ) -> RadialWeights:
     basis, source, target = network.split_first(weights)
+    last_bias = network.last_bias * scale
     return RadialWeights(
         basis=basis,
         source_table=functional.linear(backbone.source_embedding.weight, source),
         target_table=functional.linear(backbone.target_embedding.weight, target, network.first_bias),
         hidden=network.hidden_weights(weights),
-        last=twice(weights[-1] * scale, dtype),
-        last_bias=(network.last_bias * scale).to(dtype),
+        last=row_format.last_matrix(weights[-1] * scale, last_bias),
+        last_bias=last_bias.to(row_format.results),
     )

@@ -242,9 +242,9 @@ def _edge_gradient(
         torque_z, slope = torque_x, torque_x
         for task in tl.static_range(0, ENDS + SUMS):
             if task < ENDS:
-                own = of_ends + (task * n_edges.to(tl.int64) + edge) * 3
+                own = of_ends + (task * n_edges + edge) * 3
             else:
-                own = of_sums + ((task - ENDS) * n_edges.to(tl.int64) + edge) * 3
+                own = of_sums + ((task - ENDS) * n_edges + edge) * 3
             torque_x += tl.load(own, mask=live, other=0.0).to(tl.float64)
             torque_z += tl.load(own + 1, mask=live, other=0.0).to(tl.float64)
             slope += tl.load(own + 2, mask=live, other=0.0).to(tl.float64)
@@ -343,10 +343,10 @@ def edge_geometry(
         message = f"lmax is {shape.lmax}; the kernel of edge geometry serves 1 to {LARGEST_DEGREE}"
         raise ValueError(message)
     capacity, n_columns = edge_vec.shape[0], geometry_width(shape.lmax, shape.mmax)
-    _check("edge_vec", edge_vec, (capacity, 3), torch.float64)
-    _check("n_live", n_live, (1,), torch.int32)
-    _check("geometry", geometry, (capacity, n_columns), torch.float32)
-    _check("distance", distance, (capacity,), torch.float32)
+    check("edge_vec", edge_vec, (capacity, 3), torch.float64)
+    check("n_live", n_live, (1,), torch.int32)
+    check("geometry", geometry, (capacity, n_columns), torch.float32)
+    check("distance", distance, (capacity,), torch.float32)
     if capacity:
         _edge_geometry[(triton.cdiv(capacity, EDGES), shape.lmax)](
             edge_vec, geometry, distance, n_live,
@@ -368,11 +368,11 @@ def edge_gradient(edge_vec: Tensor, n_live: Tensor, of_ends: Tensor, of_sums: Te
         ValueError: Tensors that do not fit together.
     """
     capacity = edge_vec.shape[0]
-    _check("edge_vec", edge_vec, (capacity, 3), torch.float64)
-    _check("n_live", n_live, (1,), torch.int32)
-    _check("of_ends", of_ends, (None, capacity, 3), torch.float32)
-    _check("of_sums", of_sums, (None, capacity, 3), torch.float32)
-    _check("gradient", gradient, (capacity, 3), torch.float64)
+    check("edge_vec", edge_vec, (capacity, 3), torch.float64)
+    check("n_live", n_live, (1,), torch.int32)
+    check("of_ends", of_ends, (None, capacity, 3), torch.float32)
+    check("of_sums", of_sums, (None, capacity, 3), torch.float32)
+    check("gradient", gradient, (capacity, 3), torch.float64)
     if capacity:
         _edge_gradient[(triton.cdiv(capacity, EDGES),)](
             edge_vec, of_ends, of_sums, gradient, n_live, capacity,
@@ -401,9 +401,9 @@ def forces_and_virial(
     """
     n_atoms, n_systems = edges.target_starts.shape[0] - 1, atom_starts.shape[0] - 1
     for name, tensor in (("gradient", gradient), ("edge_vec", edge_vec)):
-        _check(name, tensor, (edges.capacity, 3), torch.float64)
-    _check("atom_starts", atom_starts, (n_systems + 1,), torch.int32)
-    _check("source_starts", edges.source_starts, (n_atoms + 1,), torch.int32)
+        check(name, tensor, (edges.capacity, 3), torch.float64)
+    check("atom_starts", atom_starts, (n_systems + 1,), torch.int32)
+    check("source_starts", edges.source_starts, (n_atoms + 1,), torch.int32)
     to_positions, virials = (torch.empty(n_atoms, n, dtype=torch.float64, device=gradient.device) for n in (3, 9))
     n_slices = max(1, min(MOST_SLICES, n_atoms // (ATOMS_OF_A_SLICE * max(1, n_systems))))
     parts = torch.empty(n_systems, n_slices, 9, dtype=torch.float64, device=gradient.device)
@@ -417,7 +417,7 @@ def forces_and_virial(
     return to_positions, parts.sum(1).unflatten(1, (3, 3))
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+def check(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
     """Make sure that a kernel reads inside a tensor, whose values have to stand one after the other."""
     check_tensor(name, tensor, shape, dtype)
     if not tensor.is_contiguous():

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from edgewise.ops.fused.layout import coefficient, coupling, highest, radial_factor, rotation, tile_rows
+from edgewise.ops.fused.operands import parts, store_operand
+from edgewise.ops.fused.row_format import RowFormat, format_of
 from edgewise.ops.fused.shapes import EdgeTables, check_rows, tile_constants
 from edgewise.ops.reference.edges import MessageShape
 
@@ -55,13 +57,14 @@ def load_edge(rows, column, within, DEGREE: tl.constexpr, ORDER: tl.constexpr, L
 @triton.jit
 def _forward_degree(
     nodes, geometry, radial, out, column, within,
-    DEGREE: tl.constexpr, LMAX: tl.constexpr, MMAX: tl.constexpr, CHANNELS: tl.constexpr,
+    DEGREE: tl.constexpr, LMAX: tl.constexpr, MMAX: tl.constexpr, CHANNELS: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Rotate and scale one degree of one end of an edge; the pointers stand at the end's columns."""
     C2: tl.constexpr = 2 * CHANNELS
     if DEGREE == 0:
         factor = load_channels(radial, column, within)
-        tl.store(out + column, load_channels(nodes, column, within) * factor, mask=within)
+        y = load_channels(nodes, column, within)
+        store_operand(out + column, y * factor, within, 0, 0, LMAX, 0, C2, FORMAT)
     else:
         row = tl.arange(0, tile_rows(DEGREE))
         inside_row = row < 2 * DEGREE + 1
@@ -69,17 +72,17 @@ def _forward_degree(
         for m in tl.static_range(0, min(DEGREE, MMAX) + 1):
             factor = load_factor(radial, column, within, DEGREE, m, LMAX, CHANNELS)
             y = tl.sum(rotation_row(geometry, row, inside_row, DEGREE, m, MMAX) * x, axis=0)
-            tl.store(out + coefficient(DEGREE, m, LMAX) * C2 + column, y * factor, mask=within)
+            store_operand(out + column, y * factor, within, coefficient(DEGREE, m, LMAX), m, LMAX, 0, C2, FORMAT)
             if m > 0:
                 y = tl.sum(rotation_row(geometry, row, inside_row, DEGREE, -m, MMAX) * x, axis=0)
-                tl.store(out + coefficient(DEGREE, -m, LMAX) * C2 + column, y * factor, mask=within)
+                store_operand(out + column, y * factor, within, coefficient(DEGREE, -m, LMAX), m, LMAX, 0, C2, FORMAT)
 
 
 @triton.jit
 def _gather_rotate(
     nodes, ends, geometry, radial, out, n_live, n_edges,
     LMAX: tl.constexpr, MMAX: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    COEFFICIENTS: tl.constexpr, FACTORS: tl.constexpr, GEOMETRY: tl.constexpr,
+    COEFFICIENTS: tl.constexpr, FACTORS: tl.constexpr, GEOMETRY: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Do one end of an edge for one degree."""
     edge = tl.program_id(0).to(tl.int64)
@@ -91,10 +94,10 @@ def _gather_rotate(
         x = nodes + tl.load(ends + end * n_edges + edge).to(tl.int64) * ((LMAX + 1) * (LMAX + 1) * CHANNELS)
         here = end * CHANNELS
         r = radial + edge * (FACTORS * 2 * CHANNELS) + here
-        o = out + edge * (COEFFICIENTS * 2 * CHANNELS) + here
+        o = out + edge * (parts(FORMAT) * COEFFICIENTS * 2 * CHANNELS) + here
         for own in tl.static_range(0, LMAX + 1):
             if degree == own:
-                _forward_degree(x, geometry + edge * GEOMETRY, r, o, column, within, own, LMAX, MMAX, CHANNELS)
+                _forward_degree(x, geometry + edge * GEOMETRY, r, o, column, within, own, LMAX, MMAX, CHANNELS, FORMAT)
 
 
 @triton.jit
@@ -242,7 +245,15 @@ def _constants(shape: MessageShape) -> dict[str, int]:
     return {**tile_constants(shape), "FACTORS": sum(shape.sizes)}
 
 
-def gather_rotate(nodes: Tensor, edges: EdgeTables, radial: Tensor, shape: MessageShape, out: Tensor) -> Tensor:
+def gather_rotate(
+    nodes: Tensor,
+    edges: EdgeTables,
+    radial: Tensor,
+    shape: MessageShape,
+    out: Tensor,
+    *,
+    row_format: RowFormat | None = None,
+) -> Tensor:
     """Gather both ends of each edge, rotate them into its frame and scale them.
 
     Args:
@@ -250,18 +261,28 @@ def gather_rotate(nodes: Tensor, edges: EdgeTables, radial: Tensor, shape: Messa
         edges: Ends, geometry and number of the edges.
         radial: [capacity, sum of n_m * 2 * channels].
         shape: Sizes.
-        out: [capacity, n_edge_coefficients * 2 * channels], written up to the last edge there is.
+        out: [capacity, n_edge_coefficients * 2 * channels], in the parts of the format, written up to the last edge there is.
+        row_format: How `out` is written; see `format_of`.
 
     Raises:
         ValueError: Tensors that do not fit together.
     """
     constants, channels = _constants(shape), shape.channels
     check_rows("radial", radial, edges.capacity, constants["FACTORS"] * 2 * channels)
-    check_rows("out", out, edges.capacity, constants["COEFFICIENTS"] * 2 * channels)
+    row_format = format_of(out, constants["COEFFICIENTS"] * 2 * channels, row_format)
+    check_rows("out", out, edges.capacity, row_format.parts * constants["COEFFICIENTS"] * 2 * channels)
     check_rows("nodes", nodes.flatten(1), nodes.shape[0], (shape.lmax + 1) ** 2 * channels)
     if edges.capacity:
         _gather_rotate[(edges.capacity, 2 * (shape.lmax + 1))](
-            nodes, edges.ends, edges.geometry, radial, out, edges.n_live, edges.capacity, **constants
+            nodes,
+            edges.ends,
+            edges.geometry,
+            radial,
+            out,
+            edges.n_live,
+            edges.capacity,
+            FORMAT=row_format.name,
+            **constants,
         )
     return out
 

@@ -37,6 +37,20 @@ def coefficient(degree: int, order: int, lmax: int) -> int:
 
 
 @in_kernels_too
+def order_start(order: int, lmax: int, extra: int) -> int:
+    """Return where the coefficients of the orders +-m begin, with `extra` places in front of m = 0."""
+    m = abs(order)
+    return extra + coefficient(m, m, lmax) if m else 0
+
+
+@in_kernels_too
+def order_size(order: int, lmax: int, extra: int) -> int:
+    """Return the number of coefficients of the orders +-m, with `extra` places in front of m = 0."""
+    m = abs(order)
+    return 2 * (lmax - m + 1) if m else extra + lmax + 1
+
+
+@in_kernels_too
 def radial_factor(degree: int, order: int, lmax: int) -> int:
     """Return the place of the radial factor of a coefficient, in units of 2 channels; +m and -m share theirs."""
     m = abs(order)

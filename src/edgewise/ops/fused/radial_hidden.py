@@ -20,8 +20,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from edgewise.ops.fused.operands import store_parts, to_tf32
+from edgewise.ops.fused.row_format import CONSTANTS, RowFormat, high_and_low, plain_format
 from edgewise.ops.fused.shapes import EdgeTables, check_rows
-from edgewise.ops.launch import width
+from edgewise.ops.launch import check_tensor, width
 from edgewise.ops.reference.radial_network import EPSILON, HiddenWeights
 
 EDGES = 32
@@ -29,9 +31,6 @@ EDGES = 32
 
 SMALLEST_SUM = 16
 """Matrix units sum over at least this many values."""
-
-LOW_SCALE = 2.0**11
-"""Low parts are stored times this, so that they are normal numbers of float16."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ def radial_stack(
     ]
     tables = [torch.stack(pair) for pair in zip(source, target, strict=True)]
     return RadialStack(
-        basis=torch.stack([_two_parts(_padded(item.T, rows, columns)) for item in basis]),
+        basis=torch.stack([torch.stack(high_and_low(_padded(item.T, rows, columns))) for item in basis]),
         tables=torch.stack([_padded(item, item.shape[1], columns) for item in tables]).float().contiguous(),
-        linear=torch.stack([_two_parts(_padded(item.linear.T, columns, columns)) for item in hidden]),
+        linear=torch.stack([torch.stack(high_and_low(_padded(item.linear.T, columns, columns))) for item in hidden]),
         vectors=torch.stack([_padded(item, 5, columns) for item in vectors]).float().contiguous(),
         n_hidden=n_hidden,
         n_basis=n_basis,
@@ -85,12 +84,6 @@ def radial_stack(
 
 def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
     return functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
-
-
-def _two_parts(x: Tensor) -> Tensor:
-    """Return [2, ...] float16 whose sum, the second over 2^11, is x to 22 bits."""
-    high = x.to(torch.float16)
-    return torch.stack([high, ((x - high.to(x.dtype)) * LOW_SCALE).to(torch.float16)])
 
 
 @triton.jit
@@ -119,18 +112,36 @@ def _norm_and_silu(x, slope, scale, shift, inside, WIDTH: tl.constexpr, EPSILON:
 
 
 @triton.jit
-def _store(pointer, x, inside, PARTS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store values, the rest that float16 leaves behind them where there are two parts."""
-    tl.store(pointer, x, mask=inside)
-    if PARTS == 2:
+def _store(
+    rows, column, x, live, inside, constant,
+    FORMAT: tl.constexpr, WIDTH: tl.constexpr, CONSTANTS: tl.constexpr,
+):  # fmt: skip
+    """Store values as `RowFormat.hidden` lays them out; `constant` multiplies what belongs to the bias."""
+    pointer = rows[:, None] + column[None, :]
+    inside = live[:, None] & inside
+    if FORMAT == "split":
+        store_parts(pointer, pointer + WIDTH, x, inside)
+        place = tl.arange(0, CONSTANTS)
+        constants = tl.where(place == 0, 2048.0, tl.where(place == 1, 1.0, 0.0)) * constant
+        to_constants = rows[:, None] + 2 * WIDTH + place[None, :]
+        tl.store(to_constants, tl.broadcast_to(constants[None, :], to_constants.shape), mask=live[:, None])
+    elif FORMAT == "tf32":
+        high = to_tf32(x)
+        tl.store(pointer, high, mask=inside)
+        tl.store(pointer + WIDTH, to_tf32(x - high), mask=inside)
+    elif FORMAT == "float16":
+        tl.store(pointer, x, mask=inside)
         tl.store(pointer + WIDTH, x - x.to(tl.float16).to(tl.float32), mask=inside)
+    else:
+        tl.store(pointer, x, mask=inside)
 
 
 @triton.jit
 def _radial_hidden(
     distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step,
     ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BASIS: tl.constexpr, BASIS_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr, FORMAT: tl.constexpr,
+    WRITTEN: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Evaluate one network for a tile of edges."""
     network = tl.program_id(1).to(tl.int64)
@@ -161,9 +172,9 @@ def _radial_hidden(
     x, slope = _norm_and_silu(
         x, slope, tl.load(vector + 3 * COLUMNS), tl.load(vector + 4 * COLUMNS), inside, WIDTH, EPSILON
     )
-    out = (network * n_edges + edge)[:, None] * (PARTS * WIDTH) + column[None, :]
-    _store(value_out + out, x, live[:, None] & inside, PARTS, WIDTH)
-    _store(slope_out + out, slope, live[:, None] & inside, PARTS, WIDTH)
+    out = (network * n_edges + edge) * WRITTEN
+    _store(value_out + out, column, x, live, inside, 1.0, FORMAT, WIDTH, CONSTANTS)
+    _store(slope_out + out, column, slope, live, inside, 0.0, FORMAT, WIDTH, CONSTANTS)
 
 
 def radial_hidden(
@@ -176,6 +187,7 @@ def radial_hidden(
     slopes: Tensor,
     *,
     exact_slopes: bool,
+    row_format: RowFormat | None = None,
 ) -> None:
     """Evaluate all networks up to their last layer.
 
@@ -185,23 +197,26 @@ def radial_hidden(
         edges: Ends and number of the edges.
         cutoff: Å; the centres of the gaussians lie evenly from 0 to it.
         stack: The networks.
-        values: [n_networks, capacity, n_hidden], receives the values; in float16 [n_networks, capacity, 2 n_hidden], in two
-            parts (`radial_network.two_parts`).
+        values: [n_networks, capacity, columns], receives the values as `RowFormat.hidden` lays them out.
         slopes: The same, receives their derivatives with respect to the distance, 1/Å.
         exact_slopes: Products of slopes as good as float32 as well; otherwise their operands are rounded to float16.
+        row_format: How values and slopes are written; None for the plain format of their type.
 
     Raises:
         ValueError: Tensors that do not fit together.
     """
     n_networks, _, basis_rows, columns = stack.basis.shape
-    parts = 2 if values.dtype == torch.float16 else 1
+    row_format = plain_format(values.dtype) if row_format is None else row_format
+    written = row_format.hidden_columns(stack.n_hidden)
     for name, tensor in (("values", values), ("slopes", slopes)):
-        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, parts * stack.n_hidden)
+        check_tensor(name, tensor, (n_networks, edges.capacity, written), row_format.operands)
+        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, written)
     check_rows("distance", distance[None], 1, edges.capacity)
     if edges.capacity:
         _radial_hidden[(triton.cdiv(edges.capacity, EDGES), n_networks)](
             distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
             edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1),
             ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
-            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, PARTS=parts, num_warps=8,
+            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, FORMAT=row_format.name,
+            WRITTEN=written, CONSTANTS=CONSTANTS, num_warps=8,
         )  # fmt: skip

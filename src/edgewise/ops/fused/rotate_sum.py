@@ -29,6 +29,8 @@ from edgewise.ops.fused.layout import (
     highest,
     tile_rows,
 )
+from edgewise.ops.fused.operands import parts, store_operand
+from edgewise.ops.fused.row_format import RowFormat, format_of, plain_format
 from edgewise.ops.fused.shapes import EdgeTables, check_rows, tile_constants
 from edgewise.ops.reference.edges import MessageShape
 
@@ -99,7 +101,7 @@ def _rotate_sum(
 def _adjoint_degree(
     gradient, features, bias, features_slope, geometry, out, scale, column, within,
     DEGREE: tl.constexpr, LMAX: tl.constexpr, MMAX: tl.constexpr, ORDERS: tl.constexpr, CHANNELS: tl.constexpr,
-    EMBEDDING: tl.constexpr,
+    EMBEDDING: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of one degree's features; return each channel's share of torque and slope."""
     row = tl.arange(0, tile_rows(DEGREE))
@@ -127,7 +129,10 @@ def _adjoint_degree(
                     * load_channels(features_slope + coefficient(DEGREE, m, LMAX) * CHANNELS, column, within)
                 )
             else:
-                tl.store(out + coefficient(DEGREE, m, LMAX) * CHANNELS + column, envelope * scale * y_plus, mask=within)
+                store_operand(
+                    out + column, envelope * scale * y_plus, within,
+                    coefficient(DEGREE, m, LMAX), m, LMAX, 0, CHANNELS, FORMAT,
+                )  # fmt: skip
         else:
             z_plus = tl.zeros_like(slope)
         z_minus = z_plus
@@ -136,9 +141,10 @@ def _adjoint_degree(
             if m <= ORDERS:
                 z_minus = _load_feature(features, bias, column, within, DEGREE, -m, LMAX, CHANNELS)
                 slope += slope_of_envelope * y_minus * z_minus
-                tl.store(
-                    out + coefficient(DEGREE, -m, LMAX) * CHANNELS + column, envelope * scale * y_minus, mask=within
-                )
+                store_operand(
+                    out + column, envelope * scale * y_minus, within,
+                    coefficient(DEGREE, -m, LMAX), m, LMAX, 0, CHANNELS, FORMAT,
+                )  # fmt: skip
             torque_x, torque_z = torque_of_pair(
                 torque_x, torque_z, z_plus_, z_minus_, y_plus_, y_minus_, z_plus, z_minus, y_plus, y_minus, DEGREE, m - 1
             )  # fmt: skip
@@ -149,7 +155,7 @@ def _adjoint_degree(
 def _rotate_sum_to_edges(
     gradient, ends, scales, geometry, features, bias, features_slope, out, tangents, n_live, n_edges,
     LMAX: tl.constexpr, MMAX: tl.constexpr, ORDERS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
-    COEFFICIENTS: tl.constexpr, GEOMETRY: tl.constexpr, EMBEDDING: tl.constexpr,
+    COEFFICIENTS: tl.constexpr, GEOMETRY: tl.constexpr, EMBEDDING: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Do one edge for one degree."""
     edge = tl.program_id(0).to(tl.int64)
@@ -163,8 +169,9 @@ def _rotate_sum_to_edges(
         for own in tl.static_range(0, LMAX + 1):
             if degree == own:
                 torque_x, torque_z, slope = _adjoint_degree(
-                    g, features + here, bias, features_slope + here, geometry + edge * GEOMETRY, out + here,
-                    tl.load(scales + target), column, within, own, LMAX, MMAX, ORDERS, CHANNELS, EMBEDDING,
+                    g, features + here, bias, features_slope + here, geometry + edge * GEOMETRY,
+                    out + parts(FORMAT) * here, tl.load(scales + target), column, within,
+                    own, LMAX, MMAX, ORDERS, CHANNELS, EMBEDDING, FORMAT,
                 )  # fmt: skip
                 add_tangents(tangents + (own * n_edges + edge) * 3, torque_x, torque_z, slope, 1.0, own)
 
@@ -213,6 +220,7 @@ def rotate_sum_adjoint(
     tangents: Tensor,
     *,
     features_slope: Tensor | None = None,
+    row_format: RowFormat | None = None,
 ) -> None:
     """Adjoint of `rotate_sum`.
 
@@ -222,9 +230,11 @@ def rotate_sum_adjoint(
         bias: As before.
         edges: As before.
         shape: As before.
-        out: Like the features, receives their gradients times the target's scale; not written for the embedding.
+        out: Like the features, in the parts of the format, receives their gradients times the target's scale; not written
+            for the embedding.
         tangents: [lmax + 1, capacity, 3], added to: (T_x, T_z, dE/dd) by degree.
         features_slope: Of the embedding: derivatives of the features with respect to the distance, 1/Å.
+        row_format: How `out` is written; see `format_of`.
 
     Raises:
         ValueError: Tensors that do not fit together.
@@ -233,13 +243,15 @@ def rotate_sum_adjoint(
     constants = _constants(shape, embedding=embedding)
     n_columns = constants["COEFFICIENTS"] * shape.channels
     slope = features if features_slope is None else features_slope
-    for name, tensor in (("features", features), ("features_slope", slope), ("out", out)):
+    row_format = plain_format(out.dtype) if embedding else format_of(out, n_columns, row_format)
+    for name, tensor in (("features", features), ("features_slope", slope)):
         check_rows(name, tensor, edges.capacity, n_columns)
+    check_rows("out", out, edges.capacity, row_format.parts * n_columns)
     check_rows("gradient", gradient.flatten(1), gradient.shape[0], (shape.lmax + 1) ** 2 * shape.channels)
     check_rows("tangents", tangents.flatten(0, 1), (shape.lmax + 1) * edges.capacity, 3)
     check_rows("bias", bias[None], 1, (shape.lmax + 1) * shape.channels)
     if edges.capacity:
         _rotate_sum_to_edges[(edges.capacity, shape.lmax + 1)](
             gradient, edges.ends, edges.scales, edges.geometry, features, bias, slope, out, tangents, edges.n_live,
-            edges.capacity, EMBEDDING=embedding, **constants,
+            edges.capacity, EMBEDDING=embedding, FORMAT=row_format.name, **constants,
         )  # fmt: skip

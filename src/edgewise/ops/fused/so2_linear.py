@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference.edges import EdgeSegment, SO2Weights
 
 
@@ -20,48 +21,55 @@ class SO2Map:
     """Weights of one map for both directions.
 
     Attributes:
-        blocks: One [n_out, n_in] matrix for each order.
+        blocks: One [n_out, n_in] matrix for each order, in the parts of the format.
         transposed: The same, [n_in, n_out]: products are fastest where both operands run along the sum.
         bias: [n_out of m = 0], float32 or float64.
+        row_format: Of the rows that are multiplied.
     """
 
     blocks: tuple[Tensor, ...]
     transposed: tuple[Tensor, ...]
     bias: Tensor
+    row_format: RowFormat
 
 
-def so2_map(weights: SO2Weights, dtype: torch.dtype) -> SO2Map:
-    """Lay out the weights of a map with operands of the given type, rounded to nearest."""
-    blocks = tuple(block.to(dtype) for block in weights.blocks)
-    return SO2Map(blocks, tuple(block.T.contiguous() for block in blocks), weights.bias)
+def so2_map(weights: SO2Weights, row_format: RowFormat) -> SO2Map:
+    """Lay out the weights of a map for rows of a format, rounded to nearest."""
+    blocks = tuple(row_format.matrix(block) for block in weights.blocks)
+    return SO2Map(blocks, tuple(row_format.matrix(block.T) for block in weights.blocks), weights.bias, row_format)
 
 
 def so2_linear(rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
     """Apply an SO(2) map without its bias.
 
     Args:
-        rows: [n_rows, sum of n_in], the columns of the orders one after the other.
+        rows: [n_rows, sum of n_in] in the parts of the format, the columns of the orders one after the other.
         maps: One for each distinct mixture of experts.
         segments: Runs of rows that share weights; they cover all of them in order.
 
     Returns:
-        [n_rows, sum of n_out].
+        [n_rows, sum of n_out], in the format's type of results.
     """
-    return _products(rows, [item.blocks for item in maps], segments)
+    return _products(rows, [item.blocks for item in maps], segments, maps[0].row_format)
 
 
 def so2_linear_adjoint(gradient: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
-    """Return the gradient [n_rows, sum of n_in] of the rows for the gradient [n_rows, sum of n_out] of the results."""
-    return _products(gradient, [item.transposed for item in maps], segments)
+    """Return the gradient [n_rows, sum of n_in] of the rows for the gradient [n_rows, sum of n_out] of the results.
+
+    The gradient that is given is an operand, in the parts of the format; the one that is returned is a result.
+    """
+    return _products(gradient, [item.transposed for item in maps], segments, maps[0].row_format)
 
 
-def _products(rows: Tensor, matrices: Sequence[tuple[Tensor, ...]], segments: Sequence[EdgeSegment]) -> Tensor:
-    first = matrices[0]
-    out = torch.empty(rows.shape[0], sum(item.shape[0] for item in first), dtype=rows.dtype, device=rows.device)
+def _products(
+    rows: Tensor, matrices: Sequence[tuple[Tensor, ...]], segments: Sequence[EdgeSegment], row_format: RowFormat
+) -> Tensor:
+    n_out = sum(item.shape[0] for item in matrices[0])
+    out = torch.empty(rows.shape[0], n_out, dtype=row_format.results, device=rows.device)
     for segment in segments:
         run = slice(None) if len(segments) == 1 else slice(segment.start, segment.stop)
         for columns_in, columns_out, matrix in _columns(matrices[segment.weights]):
-            torch.mm(rows[run, columns_in], matrix.T, out=out[run, columns_out])
+            row_format.product(rows[run, columns_in], matrix, out[run, columns_out])
     return out
 
 

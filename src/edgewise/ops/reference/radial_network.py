@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -58,25 +57,6 @@ def hidden_with_slope(first: Tensor, first_slope: Tensor, weights: HiddenWeights
     x, slope = _layer_norm_and_silu(first, first_slope, weights.first_scale, weights.first_shift)
     x, slope = functional.linear(x, weights.linear, weights.bias), functional.linear(slope, weights.linear)
     return _layer_norm_and_silu(x, slope, weights.second_scale, weights.second_shift)
-
-
-def two_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an operand for products in a type.
-
-    In float16 it is [high | low], whose sum is x to 22 bits: the network amplifies the rounding of its radial factors more
-    than any other, and the product that makes them waits for memory, so twice the sum costs it little. The matrix stands
-    twice beside itself (`twice`). In other types it is x.
-    """
-    if dtype != torch.float16:
-        return x.to(dtype)
-    high = x.to(dtype)
-    return torch.cat([high, (x - high.to(x.dtype)).to(dtype)], dim=-1)
-
-
-def twice(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [n_out, n_in] in a type, beside itself where operands are in two parts."""
-    rounded = matrix.to(dtype)
-    return torch.cat([rounded, rounded], dim=1) if dtype == torch.float16 else rounded
 
 
 def _layer_norm_and_silu(x: Tensor, slope: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

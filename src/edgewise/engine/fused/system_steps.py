@@ -1,0 +1,263 @@
+"""Whole steps from positions to energies, forces and stresses on the device, recorded for each kind of batch.
+
+A step is two recordings with one look by the host between them: the search finds and counts neighbours, and the host reads how
+many there are; then everything else works with room for just as many (`capacity`). What a recording takes for given is in the
+key that it is kept under; everything else may change from call to call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgewise.engine.fused.capacity import capacity_of
+from edgewise.engine.fused.kernel_edges import KernelEdges
+from edgewise.engine.fused.nodes import AtomPlan, atom_plan
+from edgewise.engine.fused.recorded import Recorded
+from edgewise.engine.fused.step import Step, StepInputs
+from edgewise.engine.fused.weights import StepWeights
+from edgewise.model.network import Network
+from edgewise.neighbors import CAP_MARGIN, SMALLEST_DISTANCE
+from edgewise.ops import EdgeSegment
+from edgewise.ops.fused.edge_geometry import forces_and_virial
+from edgewise.ops.fused.neighbor_list import (
+    ROOM_TOO_SMALL,
+    Candidates,
+    SearchInputs,
+    SearchPlan,
+    Summary,
+    count_edges,
+    fill_edges,
+    read_summary,
+    search_plan,
+)
+from edgewise.ops.fused.row_format import RowFormat
+from edgewise.ops.reference.edge_steps import segment_sum
+from edgewise.systems import SystemBatch
+
+MOST_KEPT = 16
+"""Recordings of steps that are kept; each holds on to its results alone, the rest of its memory is shared."""
+
+SMALLEST_ROOM = 128
+"""Neighbours of an atom that a first search has room for."""
+
+
+@dataclass(frozen=True)
+class RawOutputs:
+    """What a step returns before it is scaled, float64 on the CPU.
+
+    Attributes:
+        energy: [n_systems], sum of node energies.
+        forces: [n_atoms, 3], dE/d(positions); of a model with direct forces, those.
+        stress: [n_systems, 3, 3], the virial; of a model with direct stress, that; zeros if it has none.
+        n_edges: Number of edges.
+        n_capped: Number of atoms whose neighbours the cap has cut.
+        padding: Share of the rows of edges that held none.
+    """
+
+    energy: Tensor
+    forces: Tensor
+    stress: Tensor
+    n_edges: int
+    n_capped: int
+    padding: float
+
+
+_CHANGING = ("positions", "cell", "atomic_numbers", "charge", "spin")
+"""Tensors of a batch that may change from call to call."""
+
+
+class _Atoms:
+    """The atoms of batches with the same numbers of atoms, in tensors that stay where they are."""
+
+    def __init__(self, batch: SystemBatch, device: torch.device, network: Network) -> None:
+        self._embed = network.backbone.system_embedding
+        # Copies, on the CPU too: what the caller has is not ours to write.
+        self.batch = replace(
+            batch.to(device), **{name: getattr(batch, name).to(device, copy=True) for name in _CHANGING}
+        )
+        self.offsets = batch.offsets()
+        starts = torch.tensor(self.offsets, device=device)
+        self.atom_starts = starts.to(torch.int32)
+        self.numbers_32 = self.batch.atomic_numbers.to(torch.int32)
+        self.search = SearchInputs(
+            positions=self.batch.positions,
+            cells=self.batch.cell,
+            system_idx=self.batch.system_idx.to(torch.int32),
+            atom_starts=starts,
+            plan=torch.zeros(batch.n_systems, 8, dtype=torch.int32, device=device),
+        )
+        self.at_atoms = self._embedding()
+        self._plan: SearchPlan | None = None
+        self._loaded: SystemBatch | None = None
+        self._pbc = batch.pbc
+
+    def load(self, batch: SystemBatch) -> None:
+        """Put a batch into the tensors."""
+        self.batch.positions.copy_(batch.positions, non_blocking=True)
+        self.batch.cell.copy_(batch.cell, non_blocking=True)
+        names = _CHANGING[2:]
+        known = self._loaded
+        if known is not None and all(torch.equal(getattr(batch, name), getattr(known, name)) for name in names):
+            return
+        for name in names:
+            getattr(self.batch, name).copy_(getattr(batch, name))
+        self.numbers_32.copy_(self.batch.atomic_numbers)
+        self.at_atoms.copy_(self._embedding())
+        self._loaded = batch
+
+    def _embedding(self) -> Tensor:
+        """Return the embedding of each atom's system, [n_atoms, channels]."""
+        return self._embed(self.batch)[self.batch.system_idx]
+
+    def plan(self, batch: SystemBatch, cutoff: float) -> SearchPlan | None:
+        """Return a plan of the search that serves the cells, and put it into its tensor; None if there is none."""
+        cells = batch.cell.numpy()
+        same_axes = torch.equal(batch.pbc, self._pbc)
+        if self._plan is None or not same_axes or not self._plan.serves(cells, cutoff):
+            self._plan = search_plan(batch.positions.numpy(), cells, batch.pbc.numpy(), self.offsets, cutoff)
+            self._pbc = batch.pbc
+            if self._plan is not None:
+                self.search.plan.copy_(torch.from_numpy(np.ascontiguousarray(self._plan.table)))
+        return self._plan
+
+
+class _Kept(OrderedDict[Hashable, Any]):
+    """What was made for each key, the least recently used out first."""
+
+    def of(self, key: Hashable, make: Any) -> Any:
+        """Return what is kept under a key, or make it."""
+        if key not in self:
+            while len(self) >= MOST_KEPT:
+                self.popitem(last=False)
+            self[key] = make()
+        self.move_to_end(key)
+        return self[key]
+
+
+class SystemSteps:
+    """Steps of one network on one device.
+
+    Attributes:
+        n_recorded: How many times a step was recorded, for tests and `describe()`.
+    """
+
+    def __init__(self, network: Network, step: Step, row_format: RowFormat, device: torch.device) -> None:
+        """Begin without recordings."""
+        self.n_recorded = 0
+        self._network, self._step, self._format, self._device = network, step, row_format, device
+        self._atoms, self._searches, self._steps = _Kept(), _Kept(), _Kept()
+        self._room = SMALLEST_ROOM
+        self._pool: Any = None
+
+    def __call__(self, batch: SystemBatch, weights: StepWeights) -> RawOutputs | None:
+        """Do a step.
+
+        Args:
+            batch: Structures that share their weights and their dataset, on the CPU.
+            weights: The weights.
+
+        Returns:
+            None where a search of this kind cannot be made, or where atoms are too close: another list has to look.
+        """
+        config = self._network.config
+        sizes = tuple(batch.n_atoms.tolist())
+        # The embedding of a system reads its dataset, which is no tensor.
+        of_atoms = (sizes, batch.tasks)
+        atoms: _Atoms = self._atoms.of(of_atoms, partial(_Atoms, batch, self._device, self._network))
+        atoms.load(batch)
+        plan = atoms.plan(batch, config.cutoff)
+        if plan is None:
+            return None
+        found = self._searched(of_atoms, atoms, plan)
+        if found is None:
+            return None
+        candidates, summary = found
+        capacity = capacity_of(summary.n_edges)
+        key = (of_atoms, plan.n_bins, self._room, capacity, weights)
+        make = partial(self._record, atoms, candidates, capacity, weights)
+        # Only a recording finds its candidates in the same place every time.
+        recorded = self._steps.of(key, make) if self._device.type == "cuda" else make()
+        values = recorded().cpu()
+        n_systems, n_atoms = batch.n_systems, batch.positions.shape[0]
+        energy, forces, stress = values.split([n_systems, 3 * n_atoms, 9 * n_systems])
+        return RawOutputs(
+            energy=energy,
+            forces=forces.view(n_atoms, 3),
+            stress=stress.view(n_systems, 3, 3),
+            n_edges=summary.n_edges,
+            n_capped=summary.n_capped,
+            padding=capacity / summary.n_edges - 1 if summary.n_edges else 0.0,
+        )
+
+    def _searched(self, of_atoms: Hashable, atoms: _Atoms, plan: SearchPlan) -> tuple[Candidates, Summary] | None:
+        """Find the neighbours; with more room once more if an atom has more of them than there was room for."""
+        config = self._network.config
+        for _ in range(2):
+            work = partial(
+                count_edges, atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), self._room
+            )
+            key = (of_atoms, plan.n_bins, self._room)
+            candidates = self._searches.of(key, partial(Recorded, work, self._device))()
+            summary = read_summary(candidates.summary)
+            if summary.overflow & ROOM_TOO_SMALL:
+                self._room = 1 << max(0, summary.most - 1).bit_length()
+                continue
+            return None if summary.overflow or summary.smallest < SMALLEST_DISTANCE**2 else (candidates, summary)
+        return None
+
+    def _record(self, atoms: _Atoms, candidates: Candidates, capacity: int, weights: StepWeights) -> Recorded[Tensor]:
+        if self._device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+            self.n_recorded += 1
+        plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
+        return Recorded(lambda: self._work(atoms, candidates, capacity, weights, plan), self._device, self._pool)
+
+    def _work(
+        self, atoms: _Atoms, candidates: Candidates, capacity: int, weights: StepWeights, plan: AtomPlan
+    ) -> Tensor:
+        """Do everything after the search; return energies, forces and stresses one after the other."""
+        batch = atoms.batch
+        found = fill_edges(atoms.search, candidates, capacity)
+        edges = KernelEdges.found(
+            found, candidates.target_starts, self._step.shape, self._network.config.cutoff, self._format
+        )
+        n_atoms = batch.positions.shape[0]
+        inputs = StepInputs(
+            batch=batch,
+            at_atoms=atoms.at_atoms,
+            edges=edges,
+            segments=(EdgeSegment(0, capacity, 0),),
+            atom_segments=(EdgeSegment(0, n_atoms, 0),),
+            weights=[weights],
+            plan=plan,
+        )
+        output, gradient = self._step.evaluate(inputs)
+        if gradient is None:
+            assert output.direct_forces is not None
+            forces = output.direct_forces.to(torch.float64)
+            stress = torch.zeros(batch.n_systems, 3, 3) if output.direct_stress is None else output.direct_stress
+            stress = stress.to(forces)
+        else:
+            forces, stress = forces_and_virial(gradient, found.edge_vec, edges.tables, atoms.atom_starts)
+        energy = sum_of_systems(output.node_energy.to(torch.float64)[:, None], atoms.atom_starts)
+        return torch.cat([energy.flatten(), forces.flatten(), stress.flatten()])
+
+
+def _cap(max_neighbors: int | None) -> tuple[int, float] | None:
+    """Return the cap and its margin as a search takes them; None for none."""
+    return None if max_neighbors is None or max_neighbors < 1 else (max_neighbors, CAP_MARGIN)
+
+
+def sum_of_systems(values: Tensor, starts: Tensor) -> Tensor:
+    """Sum values of atoms [n_atoms, n] over each system, in a fixed order."""
+    if starts.shape[0] == 2:
+        return values.sum(0, keepdim=True)
+    return segment_sum(values, starts)
