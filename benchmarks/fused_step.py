@@ -23,6 +23,7 @@ from models import uma_s
 from ops.fused import (
     balance,
     embedding,
+    feed_forward,
     gate,
     gather_rotate,
     norm,
@@ -140,7 +141,18 @@ def steps(repeat: tuple[int, int, int], formats: list[RowFormat]) -> Iterator[Ro
 def ops(out: Path) -> Iterator[Row]:
     """Every kernel alone, beside plain PyTorch, with rows in each format."""
     del out
-    for op in (balance, embedding, gate, gather_rotate, norm, radial_hidden, rotate_sum, segment_sum, so2_linear):
+    for op in (
+        balance,
+        embedding,
+        feed_forward,
+        gate,
+        gather_rotate,
+        norm,
+        radial_hidden,
+        rotate_sum,
+        segment_sum,
+        so2_linear,
+    ):
         for row_format in problem.BOUNDS:
             yield from op.rows("copper", row_format)
 

@@ -16,6 +16,7 @@ from edgewise.ops.fused import (
     balance,
     edge_geometry,
     embedding,
+    feed_forward,
     gate,
     gather_rotate,
     norm,
@@ -128,11 +129,23 @@ def geometry_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str
     yield "sums at systems", edge_geometry._sums_at_systems, {"SLICES": 1, "ROWS": 64}, types, 4
 
 
+def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield the feed-forward networks for lmax = 2 and 4."""
+    types = {**TYPES, **dict.fromkeys(("gate", "first", "second"), "*fp16"), "gradient": "*fp32", "out": "*fp32"}
+    for lmax in (2, 4):
+        sizes = {"CHANNELS": CHANNELS, "HIDDEN": CHANNELS, "COLUMNS": CHANNELS, "WIDE": CHANNELS}
+        constants = {"LMAX": lmax, **sizes, "ROWS": feed_forward.ATOMS}
+        yield "feed_forward", feed_forward._feed_forward, constants, types, feed_forward.WARPS
+        yield "feed_forward adjoint", feed_forward._feed_forward_adjoint, constants, types, feed_forward.WARPS
+        constants = {**constants, "ROWS": feed_forward.GATE_ATOMS}
+        yield "gates adjoint", feed_forward._gates_adjoint, constants, types, feed_forward.GATE_WARPS
+
+
 def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
         listed = [item for shape in SHAPES for item in kernels(*shape)]
-        listed += [*radial_kernels(), *node_kernels(), *geometry_kernels()]
+        listed += [*radial_kernels(), *node_kernels(), *geometry_kernels(), *feed_forward_kernels()]
         for name, function, constants, types, num_warps in listed:
             compiled = compile_for(function, constants, capability, types, num_warps)
             row = {"kernel": name, **constants, "capability": capability}

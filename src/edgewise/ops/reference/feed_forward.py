@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpectralWeights:
     """Two linear maps for each degree, with a gate between them.
 
@@ -36,7 +36,7 @@ class SpectralWeights:
     degrees: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GridWeights:
     """A network of three layers at every point of a grid on the sphere.
 
