@@ -15,10 +15,12 @@ from ops import measure
 from ops.fused import (
     balance,
     edge_geometry,
+    edge_order,
     embedding,
     feed_forward,
     gate,
     gather_rotate,
+    neighbor_list,
     norm,
     problem,
     radial_hidden,
@@ -27,6 +29,22 @@ from ops.fused import (
     so2_linear,
 )
 from structures import random_graph
+
+OPS = (
+    balance,
+    edge_geometry,
+    edge_order,
+    embedding,
+    feed_forward,
+    gate,
+    gather_rotate,
+    neighbor_list,
+    norm,
+    radial_hidden,
+    rotate_sum,
+    segment_sum,
+    so2_linear,
+)
 
 N_EDGES, N_ATOMS, CHANNELS = 18, 5, 16
 
@@ -37,19 +55,7 @@ def main() -> None:
     measure.milliseconds = lambda function, repeats=0: 0.0 * len(list(function())) * repeats
     measure.peak_mebibytes = lambda function: 0.0 * len(list(function()))
     edge_index, edge_vec = random_graph(device, N_EDGES, N_ATOMS)
-    for op in (
-        balance,
-        edge_geometry,
-        embedding,
-        feed_forward,
-        gate,
-        gather_rotate,
-        norm,
-        radial_hidden,
-        rotate_sum,
-        segment_sum,
-        so2_linear,
-    ):
+    for op in OPS:
         for row_format in problem.BOUNDS:
             given = problem.FusedProblem(edge_index, edge_vec, row_format, channels=CHANNELS, n_atoms=N_ATOMS)
             for row in op.rows("random", row_format, given):

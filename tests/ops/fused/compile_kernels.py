@@ -15,10 +15,13 @@ from typing import Any
 from edgewise.ops.fused import (
     balance,
     edge_geometry,
+    edge_order,
     embedding,
     feed_forward,
     gate,
     gather_rotate,
+    neighbor_list,
+    neighbor_list_kernels,
     norm,
     radial_hidden,
     rotate_sum,
@@ -139,6 +142,21 @@ def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield "feed_forward adjoint", feed_forward._feed_forward_adjoint, constants, types, feed_forward.WARPS
         constants = {**constants, "ROWS": feed_forward.GATE_ATOMS}
         yield "gates adjoint", feed_forward._gates_adjoint, constants, types, feed_forward.GATE_WARPS
+
+
+def neighbor_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
+    """Yield the steps of the neighbour list and of the order by source."""
+    doubles = dict.fromkeys(("positions", "cells", "vectors", "nearest", "summary"), "*fp64")
+    integers = ("system_idx", "plan", "turns", "places", "bins", "flags", "found", "kept", "target_starts", "shifts")
+    types = {**TYPES, **doubles, **dict.fromkeys(integers, "*i32"), "keys": "*i64", "order": "*i64", "capacity": "i32"}
+    cutoff, room, rows = {"CUTOFF": 6.0}, {"ROOM": 128}, {"ROWS": neighbor_list.NEIGHBOURS}
+    tile = {"VISITS": neighbor_list.VISITS, "CANDIDATES": neighbor_list.CANDIDATES}
+    yield "sort keys", edge_order._sort_keys, {"ROWS": edge_order.EDGES}, {**types, "keys": "*i32"}, 4
+    yield "put into bins", neighbor_list_kernels.put_into_bins, {**cutoff, "ROWS": neighbor_list.ATOMS}, types, 4
+    yield "look around", neighbor_list_kernels.look_around, {**cutoff, **room, **tile}, types, 8
+    yield "apply cap", neighbor_list_kernels.apply_cap, {**room, **rows, "CAP": 30, "MARGIN": 0.01}, types, 4
+    yield "add up", neighbor_list_kernels.add_up, {**room, "ROWS": neighbor_list.COUNTED_AT_ONCE}, types, 8
+    yield "write edges", neighbor_list_kernels.write_edges, {**room, **rows, "SHIFTS": True}, types, 4
 
 
 def main() -> None:
