@@ -48,8 +48,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
 
     def ours() -> list[Tensor]:
         made = [given.empty(N_NETWORKS, given.n_edges, columns, dtype=given.row_format.operands) for _ in range(2)]
-        exact, chosen = given.dtype == float32, given.row_format
-        radial_hidden(distance, numbers.int(), given.edges, CUTOFF, stack, *made, exact_slopes=exact, row_format=chosen)
+        chosen = given.row_format
+        radial_hidden(distance, numbers.int(), given.edges, CUTOFF, stack, *made, row_format=chosen)
         return made
 
     def read(found: Sequence[Tensor]) -> list[Tensor]:

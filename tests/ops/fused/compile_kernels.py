@@ -91,7 +91,7 @@ def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str],
     for name in ("float16", "split", "tf32", "float32"):
         row_format = FORMATS[name]
         written = {"FORMAT": name, "WRITTEN": row_format.hidden_columns(CHANNELS), "CONSTANTS": CONSTANTS}
-        exact = {"ROWS": radial_hidden.EDGES, "EPSILON": EPSILON, "EXACT_SLOPES": name != "float16"}
+        exact = {"ROWS": radial_hidden.EDGES, "EPSILON": EPSILON}
         operands = "*fp16" if row_format.operands.itemsize == 2 else "*fp32"
         types = {**TYPES, "value_out": operands, "slope_out": operands}
         yield "radial_hidden", radial_hidden._radial_hidden, {**sizes, **exact, **written}, types, 8

@@ -58,8 +58,7 @@ class Networks:
 
 @pytest.mark.parametrize("n_edges", [0, 1, 17, EDGES + 1])
 @pytest.mark.parametrize(("n_hidden", "n_basis"), [(8, 8), (20, 5), (32, 32)])
-@pytest.mark.parametrize("exact_slopes", [True, False])
-def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int, exact_slopes: bool) -> None:
+def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int) -> None:
     given = Problem(2, 2, n_edges, 4)
     networks = Networks(given, n_hidden, n_basis)
     values, slopes = (poisoned(N_NETWORKS, given.capacity, n_hidden) for _ in range(2))
@@ -72,12 +71,11 @@ def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int, exact_slop
         networks.stack(),
         values,
         slopes,
-        exact_slopes=exact_slopes,
     )
     for network in range(N_NETWORKS):
         value, slope = networks.expected(network)
         torch.testing.assert_close(values[network, :n_edges].double(), value, **tolerances.FUSED)
-        bound = tolerances.FUSED_SUMS if exact_slopes else tolerances.FUSED_ROUNDED
+        bound = tolerances.FUSED_SUMS
         torch.testing.assert_close(slopes[network, :n_edges].double(), slope, **bound)
     assert values[:, n_edges:].isnan().all()
     assert values.shape[1] == n_edges + SPARE
@@ -91,7 +89,7 @@ def test_values_are_laid_out_for_last_layers(row_format: RowFormat) -> None:
     columns = row_format.hidden_columns(20)
     values, slopes = (poisoned(N_NETWORKS, given.capacity, columns, dtype=row_format.operands) for _ in range(2))
     distance, numbers = given.filled(given.geometry.distance.float()), networks.numbers.int()
-    options = {"exact_slopes": True, "row_format": row_format}
+    options = {"row_format": row_format}
     radial_hidden(distance, numbers, given.edges, CUTOFF, networks.stack(), values, slopes, **options)
     matrix, bias = given.random(3, 20).half().double(), given.random(3).half().double()
     last = row_format.last_matrix(matrix.float(), bias.float())

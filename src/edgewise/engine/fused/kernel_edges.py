@@ -144,7 +144,6 @@ class KernelEdges(StepEdges):
         values, slopes = (
             torch.empty(shape, dtype=row_format.operands, device=self.tables.ends.device) for _ in range(2)
         )
-        # Rounded operands of slopes alone would cost more accuracy than all rows of edges together.
         radial_hidden(
             self._distance,
             numbers.int(),
@@ -153,7 +152,6 @@ class KernelEdges(StepEdges):
             stack,
             values,
             slopes,
-            exact_slopes=True,
             row_format=row_format,
         )
         return list(zip(values, slopes, strict=True))

@@ -44,7 +44,7 @@ FEWEST_BINS = 27
 
 ATOMS = 128
 VISITS = 32
-CANDIDATES = 32
+CANDIDATES = 16
 NEIGHBOURS = 32
 COUNTED_AT_ONCE = 2048
 """Sizes of tiles: atoms that are binned, bins and atoms of each that are looked at, neighbours that are put in order, and atoms
@@ -261,7 +261,7 @@ def count_edges(
         starts = torch.searchsorted(bins, numbers, out_int32=True)
         look_around[(n_atoms,)](
             *where, inputs.plan, turns, places, order, starts, keys, found, nearest, n_atoms,
-            CUTOFF=cutoff, ROOM=room, VISITS=VISITS, CANDIDATES=CANDIDATES, num_warps=8, enable_fp_fusion=False,
+            CUTOFF=cutoff, ROOM=room, VISITS=VISITS, CANDIDATES=CANDIDATES, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         if cap is not None:
             kept = torch.empty_like(found)

@@ -73,29 +73,28 @@ def radial_stack(
     ]
     tables = [torch.stack(pair) for pair in zip(source, target, strict=True)]
     return RadialStack(
-        basis=torch.stack([torch.stack(high_and_low(_padded(item.T, rows, columns))) for item in basis]),
-        tables=torch.stack([_padded(item, item.shape[1], columns) for item in tables]).float().contiguous(),
-        linear=torch.stack([torch.stack(high_and_low(_padded(item.linear.T, columns, columns))) for item in hidden]),
-        vectors=torch.stack([_padded(item, 5, columns) for item in vectors]).float().contiguous(),
+        basis=torch.stack([torch.stack(high_and_low(padded(item.T, rows, columns))) for item in basis]),
+        tables=torch.stack([padded(item, item.shape[1], columns) for item in tables]).float().contiguous(),
+        linear=torch.stack([torch.stack(high_and_low(padded(item.linear.T, columns, columns))) for item in hidden]),
+        vectors=torch.stack([padded(item, 5, columns) for item in vectors]).float().contiguous(),
         n_hidden=n_hidden,
         n_basis=n_basis,
     )
 
 
-def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
+def padded(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Return matrices with zeros behind them, so that kernels read tiles."""
     return functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
 
 
 @triton.jit
-def _product(x, high, low, EXACT: tl.constexpr):
-    """Return x times a matrix given in two parts; EXACT takes both parts of x."""
+def product(x, high, low):
+    """Return x times a matrix given in two parts; x is taken in two parts as well."""
     x_high = x.to(tl.float16)
-    if EXACT:
-        x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
-        small = tl.dot(x_low, high)
-        small = tl.dot(x_high, low, small)
-        return tl.dot(x_high, high) + small * (1 / 2048.0)
-    return tl.dot(x_high, high)
+    x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
+    small = tl.dot(x_low, high)
+    small = tl.dot(x_high, low, small)
+    return tl.dot(x_high, high) + small * (1 / 2048.0)
 
 
 @triton.jit
@@ -140,7 +139,7 @@ def _store(
 def _radial_hidden(
     distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step,
     ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BASIS: tl.constexpr, BASIS_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, EPSILON: tl.constexpr, EXACT_SLOPES: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS: tl.constexpr, EPSILON: tl.constexpr, FORMAT: tl.constexpr,
     WRITTEN: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Evaluate one network for a tile of edges."""
@@ -156,8 +155,8 @@ def _radial_hidden(
     slopes = gaussians * offset * (-1 / (2 * step))
     here = basis + network * (2 * BASIS_ROWS * COLUMNS) + k[:, None] * COLUMNS + column[None, :]
     high, low = tl.load(here), tl.load(here + BASIS_ROWS * COLUMNS)
-    x = _product(gaussians, high, low, True)
-    slope = _product(slopes, high, low, EXACT_SLOPES)
+    x = product(gaussians, high, low)
+    slope = product(slopes, high, low)
     of_source = tl.load(numbers + tl.load(ends + edge, mask=live, other=0)).to(tl.int64)
     of_target = tl.load(numbers + tl.load(ends + n_edges + edge, mask=live, other=0)).to(tl.int64)
     table = tables + network * (2 * ELEMENTS * COLUMNS) + column[None, :]
@@ -167,8 +166,8 @@ def _radial_hidden(
     row = tl.arange(0, COLUMNS)
     here = linear + network * (2 * COLUMNS * COLUMNS) + row[:, None] * COLUMNS + column[None, :]
     high, low = tl.load(here), tl.load(here + COLUMNS * COLUMNS)
-    x = _product(x, high, low, True) + tl.load(vector + 2 * COLUMNS)[None, :]
-    slope = _product(slope, high, low, EXACT_SLOPES)
+    x = product(x, high, low) + tl.load(vector + 2 * COLUMNS)[None, :]
+    slope = product(slope, high, low)
     x, slope = _norm_and_silu(
         x, slope, tl.load(vector + 3 * COLUMNS), tl.load(vector + 4 * COLUMNS), inside, WIDTH, EPSILON
     )
@@ -186,7 +185,6 @@ def radial_hidden(
     values: Tensor,
     slopes: Tensor,
     *,
-    exact_slopes: bool,
     row_format: RowFormat | None = None,
 ) -> None:
     """Evaluate all networks up to their last layer.
@@ -199,7 +197,6 @@ def radial_hidden(
         stack: The networks.
         values: [n_networks, capacity, columns], receives the values as `RowFormat.hidden` lays them out.
         slopes: The same, receives their derivatives with respect to the distance, 1/Å.
-        exact_slopes: Products of slopes as good as float32 as well; otherwise their operands are rounded to float16.
         row_format: How values and slopes are written; None for the plain format of their type.
 
     Raises:
@@ -217,6 +214,6 @@ def radial_hidden(
             distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
             edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1),
             ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
-            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, EXACT_SLOPES=exact_slopes, FORMAT=row_format.name,
+            BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, FORMAT=row_format.name,
             WRITTEN=written, CONSTANTS=CONSTANTS, num_warps=8,
         )  # fmt: skip

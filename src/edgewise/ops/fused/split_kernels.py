@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgewise.ops.fused.radial_hidden import SMALLEST_SUM, _padded, _product, _two_parts
+from edgewise.ops.fused.radial_hidden import SMALLEST_SUM, padded, product
+from edgewise.ops.fused.row_format import high_and_low
 from edgewise.ops.launch import width
 
 WIDEST = 128
@@ -32,12 +33,14 @@ def columns_of(n: int) -> int:
 def split_matrices(matrices: Sequence[Tensor]) -> Tensor:
     """Return [n_matrices, 2, rows, columns] float16, high and low parts, zero beyond the [n_out, n_in] of each."""
     n_out, n_in = matrices[0].shape
-    return torch.stack([_two_parts(_padded(item, columns_of(n_out), columns_of(n_in))) for item in matrices])
+    return torch.stack(
+        [torch.stack(high_and_low(padded(item, columns_of(n_out), columns_of(n_in)))) for item in matrices]
+    )
 
 
 def padded_rows(rows: Tensor) -> Tensor:
     """Return float32 rows [n_rows, n] with as many columns as tiles have, zero beyond the last."""
-    return _padded(rows, rows.shape[0], columns_of(rows.shape[1])).float().contiguous()
+    return padded(rows, rows.shape[0], columns_of(rows.shape[1])).float().contiguous()
 
 
 @triton.jit
@@ -62,7 +65,7 @@ def _scaled_product(x, high, low):
     exponent = tl.minimum(tl.maximum(bits >> 23, 2), 252)
     scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     unscale = (exponent << 23).to(tl.float32, bitcast=True)
-    return _product(x * scale[:, None], high, low, True) * unscale[:, None]
+    return product(x * scale[:, None], high, low) * unscale[:, None]
 
 
 @triton.jit
