@@ -1,0 +1,77 @@
+"""Times gathering and rotating in CUDA C++, and the adjoint with its sums, beside the kernels of Triton.
+
+python benchmarks/ops/fused/cuda/gather_rotate.py [copper | random]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent.parent))
+
+import torch
+from ops import measure
+from ops.fused import problem
+from torch import Tensor
+
+from edgewise.ops.fused import gather_rotate as in_triton
+from edgewise.ops.fused.cuda import gather_rotate as in_cuda
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.fused.segment_sum import segment_sum
+from edgewise.ops.reference import edge_steps
+
+N_SLICES = 1
+"""Slices of an atom's edges for the kernels in CUDA C++; those of Triton have `problem.N_SLICES`."""
+
+
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format that there are kernels for; tests give a problem of their own."""
+    if row_format not in (FLOAT16, FLOAT32):
+        return []
+    given = given or problem.make(graph, row_format)
+    nodes, n, c = given.nodes(), given.n_coefficients, given.channels
+    radial, slope = (given.random(given.n_edges, 2 * c * sum(given.shape.sizes), seed=seed) for seed in (3, 4))
+    gradient = given.rows(2 * n, seed=5)
+    tangents = torch.zeros(2 * (problem.LMAX + 1), given.n_edges, 3, device=given.device)
+
+    def forward(kernels: Any) -> list[Tensor]:
+        return [kernels.gather_rotate(nodes, given.edges, radial, given.shape, given.empty(given.n_edges, 2 * n * c))]
+
+    def adjoint(kernels: Any, n_slices: int) -> list[Tensor]:
+        shares = given.empty(given.n_edges, n, c)
+        parts = given.empty(n_slices, given.n_atoms, n, c, dtype=torch.float32)
+        kernels.gather_rotate_adjoint(
+            gradient, nodes, given.edges, radial, slope, given.shape, shares, parts, tangents.zero_()
+        )
+        return [segment_sum(shares, parts, given.edges, torch.empty_like(nodes)), tangents.sum(0)]
+
+    exact = nodes.double(), given.order, given.geometry(torch.float64)
+    factors = radial.double(), slope.double()
+    blocks = [block.double() for block in given.split(gradient, 2 * c)]
+    found = edge_steps.gather_rotate(*exact, factors[0], given.shape)
+    named = {"op": "gather_rotate in CUDA C++", "rows": row_format.name}
+    bound = problem.BOUNDS[row_format]
+    return [
+        named
+        | measure.compare(
+            "forward",
+            lambda: forward(in_cuda),
+            lambda: forward(in_triton),
+            bound=bound,
+            exact=[torch.cat(found, dim=1)],
+        ),
+        named
+        | measure.compare(
+            "adjoint and sums",
+            lambda: adjoint(in_cuda, N_SLICES),
+            lambda: adjoint(in_triton, problem.N_SLICES),
+            bound=bound,
+            exact=edge_steps.gather_rotate_adjoint(blocks, *exact, *factors, given.shape),
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    problem.main(rows, __doc__)

@@ -1,0 +1,74 @@
+"""Times rotating back and summing in CUDA C++, and the adjoint, beside the kernels of Triton.
+
+python benchmarks/ops/fused/cuda/rotate_sum.py [copper | random]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent.parent))
+
+import torch
+from ops import measure
+from ops.fused import problem
+from torch import Tensor
+
+from edgewise.ops.fused import rotate_sum as in_triton
+from edgewise.ops.fused.cuda import rotate_sum as in_cuda
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.reference import edge_steps
+
+N_SLICES = 1
+"""Slices of an atom's edges for the kernels in CUDA C++; those of Triton have `problem.N_SLICES`."""
+
+
+def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one graph and format that there are kernels for; tests give a problem of their own."""
+    if row_format not in (FLOAT16, FLOAT32):
+        return []
+    given = given or problem.make(graph, row_format)
+    gradient, n, c = given.nodes(), given.n_coefficients, given.channels
+    features = given.rows(n)
+    bias = torch.zeros((problem.LMAX + 1) * c, device=given.device)
+    tangents = torch.zeros(problem.LMAX + 1, given.n_edges, 3, device=given.device)
+
+    def forward(kernels: Any, n_slices: int) -> list[Tensor]:
+        parts = given.empty(n_slices, given.n_atoms, n, c, dtype=torch.float32)
+        found = kernels.rotate_sum(features, bias, given.edges, given.shape, parts)
+        return [found[0] if n_slices == 1 else found.sum(0)]
+
+    def adjoint(kernels: Any) -> list[Tensor]:
+        out = torch.empty_like(features)
+        kernels.rotate_sum_adjoint(gradient, features, bias, given.edges, given.shape, out, tangents.zero_())
+        return [out, tangents.sum(0)]
+
+    blocks, geometry = [block.double() for block in given.split(features, c)], given.geometry(torch.float64)
+    summed = edge_steps.rotate_sum(blocks, given.order, geometry, c)
+    found, found_tangents = edge_steps.rotate_sum_adjoint(gradient.double(), blocks, given.order, geometry, given.shape)
+    named = {"op": "rotate_sum in CUDA C++", "rows": row_format.name}
+    bound = problem.BOUNDS[row_format]
+    return [
+        named
+        | measure.compare(
+            "forward",
+            lambda: forward(in_cuda, N_SLICES),
+            lambda: forward(in_triton, problem.N_SLICES),
+            bound=bound,
+            exact=[summed],
+        ),
+        named
+        | measure.compare(
+            "adjoint",
+            lambda: adjoint(in_cuda),
+            lambda: adjoint(in_triton),
+            bound=bound,
+            exact=[torch.cat(found, dim=1), found_tangents],
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    problem.main(rows, __doc__)

@@ -1,0 +1,75 @@
+"""Launches of machine code through the CUDA driver, which is there wherever torch sees a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgewise.errors import ModeUnavailableError
+
+Grid = tuple[int, int, int]
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        message = f"the CUDA driver cannot be loaded: {error}"
+        raise ModeUnavailableError(message) from error
+
+
+class Kernel:
+    """One function of a piece of machine code; any number of devices of its architecture can run it."""
+
+    def __init__(self, code: bytes, name: str) -> None:
+        """Load the code.
+
+        Raises:
+            ModeUnavailableError: The driver does not take it.
+        """
+        self._code = code  # the driver reads it again for every device
+        library, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check("cuLibraryLoadData", ctypes.byref(library), code, None, None, 0, None, None, 0)
+        _check("cuLibraryGetKernel", ctypes.byref(self._function), library, name.encode())
+
+    def launch(self, device: torch.device, grid: Grid, threads: int, arguments: Sequence[Tensor | int]) -> None:
+        """Put a launch into torch's current stream; CUDA graphs record it.
+
+        Args:
+            device: Where the tensors are.
+            grid: Blocks along each axis.
+            threads: Of a block.
+            arguments: Tensors, whose places are passed on, and numbers of 32 bits.
+
+        Raises:
+            ModeUnavailableError: The driver refuses.
+        """
+        values = Arguments(arguments)
+        with torch.cuda.device(device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            _check("cuLaunchKernel", self._function, *grid, threads, 1, 1, 0, stream, values.pointers, None)
+
+
+class Arguments:
+    """Arguments as the driver takes them: an array of pointers to values, which live as long as this does."""
+
+    def __init__(self, arguments: Sequence[Tensor | int]) -> None:
+        """Keep the values."""
+        self.values = [
+            ctypes.c_void_p(item.data_ptr()) if isinstance(item, Tensor) else ctypes.c_int32(item) for item in arguments
+        ]
+        self.pointers = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
+
+
+def _check(function: str, *arguments: object) -> None:
+    status = getattr(_driver(), function)(*arguments)
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        message = f"the CUDA driver says {(text.value or b'nothing').decode()!r} ({status}) in {function}"
+        raise ModeUnavailableError(message)

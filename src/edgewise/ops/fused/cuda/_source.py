@@ -1,0 +1,157 @@
+"""The text that is compiled: constants from `layout`, which stays the one definition of places, and the files beside this one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgewise.ops.fused import layout
+from edgewise.ops.reference.edges import MessageShape
+
+WARPS = 4
+"""Warps of a block; a power of two."""
+
+LANES = 32
+"""Lanes of a warp."""
+
+LANE_CHANNELS = 4
+"""Channels of a lane: loads of 16 bytes of float32 and 8 of float16."""
+
+LARGEST_GROUP = 9
+"""Coefficients of the degrees that a warp does together, at most, unless one degree alone has more."""
+
+BLOCKS = {torch.float16: 4, torch.float32: 3}
+"""Blocks that share a multiprocessor for lmax <= 2, by the type of rows: they bound the registers of a thread, by 128 and 168.
+With fewer registers the adjoints spill and take twice as long."""
+
+ROW_TYPES = {torch.float16: "half_t", torch.float32: "float"}
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for.
+
+    Attributes:
+        lmax: Largest degree.
+        mmax: Largest order on edges.
+        channels: A multiple of LANE_CHANNELS.
+        dtype: Of the rows of edges.
+        embedding: The features are those of the degree embedding, which have m = 0 alone.
+    """
+
+    lmax: int
+    mmax: int
+    channels: int
+    dtype: torch.dtype
+    embedding: bool = False
+
+    @property
+    def orders(self) -> int:
+        """Largest order of the features."""
+        return 0 if self.embedding else self.mmax
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups of degrees, each done by warps of its own."""
+        return len(degree_groups(self.lmax)) - 1
+
+
+def form(shape: MessageShape, dtype: torch.dtype, *, embedding: bool = False) -> Form:
+    """Return what kernels on rows of a shape are compiled for."""
+    return Form(shape.lmax, shape.mmax, shape.channels, dtype, embedding)
+
+
+def degree_groups(lmax: int) -> tuple[int, ...]:
+    """Return where the groups of degrees begin that a warp does together, and lmax + 1."""
+    starts = [0]
+    for degree in range(1, lmax + 1):
+        if (degree + 1) ** 2 - starts[-1] ** 2 > LARGEST_GROUP:
+            starts.append(degree)
+    return (*starts, lmax + 1)
+
+
+def source(file: str, given: Form, *, device_part: str | None = None) -> str:
+    """Return the text of a file of kernels with all that it needs.
+
+    Args:
+        file: Its name.
+        given: What it is compiled for.
+        device_part: Stands in for `device.cuh` where there is no GPU.
+    """
+    device = (_FOLDER / "device.cuh").read_text(encoding="utf-8") if device_part is None else device_part
+    rest = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("rows.cuh", file)]
+    rows = f"typedef {ROW_TYPES[given.dtype]} row_t;\n"
+    return "\n".join([constants(given), device, rest[0], rows, rest[1]])
+
+
+def constants(given: Form) -> str:
+    """Return sizes and tables of places as CUDA C++; places of coefficients that there are not are -1."""
+    lmax, mmax, groups = given.lmax, given.mmax, degree_groups(given.lmax)
+    degrees, orders = range(lmax + 1), range(-mmax, mmax + 1)
+    turned = range(-mmax - 1, mmax + 2)  # rotations go one order further
+    sizes = {
+        "LMAX": lmax,
+        "MMAX": mmax,
+        "ORDERS": given.orders,
+        "EMBEDDING": int(given.embedding),
+        "CHANNELS": given.channels,
+        "COEFFICIENTS": layout.n_edge_coefficients(lmax, given.orders),
+        "FACTORS": layout.radial_factor(lmax, mmax, lmax) + 1,
+        "GEOMETRY": layout.geometry_width(lmax, mmax),
+        "ENVELOPE_SLOPE": layout.envelope_slope(lmax, mmax),
+        "WARPS": WARPS,
+        "LANES": LANES,
+        "LANE_CHANNELS": LANE_CHANNELS,
+        "GROUPS": len(groups) - 1,
+        "MOST_ROWS": max(end**2 - start**2 for start, end in itertools.pairwise(groups)),
+        # A degree above 2 alone takes more registers.
+        "BLOCKS": BLOCKS[given.dtype] if lmax <= 2 else 1,
+    }
+    tables = {
+        "COEFFICIENT": [
+            [layout.coefficient(degree, order, lmax) if abs(order) <= degree else -1 for order in orders]
+            for degree in degrees
+        ],
+        "RADIAL_FACTOR": [
+            [layout.radial_factor(degree, m, lmax) if m <= degree else -1 for m in range(mmax + 1)]
+            for degree in degrees
+        ],
+        # Scalars are not turned.
+        "ROTATION": [[-1] * len(turned)]
+        + [
+            [layout.rotation(degree, m, mmax) if abs(m) <= layout.highest(degree, mmax) else -1 for m in turned]
+            for degree in degrees[1:]
+        ],
+        "COUPLING": [
+            [layout.coupling(degree, m) if m < degree else 0.0 for m in range(max(1, lmax))] for degree in degrees
+        ],
+    }
+    highest = [layout.highest(degree, mmax) for degree in degrees]
+    return "\n".join([
+        *(f"constexpr int {name} = {value};" for name, value in sizes.items()),
+        _row("GROUP_STARTS", groups),
+        _row("HIGHEST", highest),
+        *(_table(name, rows) for name, rows in tables.items()),
+        "",
+    ])  # fmt: skip
+
+
+def _row(name: str, values: Sequence[int]) -> str:
+    return f"constexpr int {name}[{len(values)}] = {_braces(values)};"
+
+
+def _table(name: str, rows: Sequence[Sequence[float]]) -> str:
+    kind = "float" if isinstance(rows[0][0], float) else "int"
+    return f"constexpr {kind} {name}[{len(rows)}][{len(rows[0])}] = {_braces([_braces(row) for row in rows])};"
+
+
+def _braces(values: Sequence[object]) -> str:
+    # Numbers are written in full and rounded to float32 once.
+    written = [f"static_cast<float>({item!r})" if isinstance(item, float) else str(item) for item in values]
+    return "{" + ", ".join(written) + "}"

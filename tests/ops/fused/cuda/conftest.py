@@ -1,0 +1,19 @@
+"""Where there is no GPU, the kernels of this folder run in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgewise.ops.fused.cuda import gather_rotate, rotate_sum
+from tests.ops.fused.cuda import emulator
+from tests.ops.kernel_problems import DEVICE
+
+
+@pytest.fixture(name="somewhere")
+def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cuda":
+        return
+    if emulator.COMPILER is None:
+        pytest.skip("neither a GPU nor g++ to run the kernels with")
+    for module in (gather_rotate, rotate_sum):
+        monkeypatch.setattr(module, "launch", emulator.launch)

@@ -1,0 +1,41 @@
+"""The benchmarks of the kernels in CUDA C++ check what they time: here the checks alone, on a few edges."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from tests.ops.kernel_problems import DEVICE
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
+
+BENCHMARKS = Path(__file__).parent.parent.parent.parent.parent / "benchmarks"
+
+
+@pytest.mark.parametrize("name", ["gather_rotate", "rotate_sum"])
+@pytest.mark.parametrize("row_format", [FLOAT16, FLOAT32], ids=lambda item: item.name)
+def test_checks_pass(name: str, row_format: RowFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    place = BENCHMARKS / "ops" / "fused" / "cuda" / f"{name}.py"
+    found = importlib.util.spec_from_file_location(f"benchmark_of_{name}", place)
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    path = list(sys.path)
+    found.loader.exec_module(module)
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(module.measure, "milliseconds", lambda function, repeats=0: 0.0 * len(function()))
+    monkeypatch.setattr(module.measure, "peak_mebibytes", lambda function: 0.0)
+    from structures import random_graph  # of the benchmarks
+
+    edge_index, edge_vec = random_graph(torch.device(DEVICE), 18, 5)
+    given = module.problem.FusedProblem(edge_index, edge_vec, row_format, channels=16, n_atoms=5)
+    rows = module.rows("random", row_format, given)
+    print(*rows, sep="\n")
+    assert len(rows) == 2
+    assert all(row["error"] <= module.problem.BOUNDS[row_format] for row in rows)

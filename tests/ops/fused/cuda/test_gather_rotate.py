@@ -1,0 +1,157 @@
+"""Gathering and rotating in CUDA C++, and the adjoint: on a GPU or in the emulator, against the reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgewise.ops.fused.cuda.gather_rotate import gather_rotate, gather_rotate_adjoint
+from edgewise.ops.fused.segment_sum import segment_sum
+from edgewise.ops.reference import edge_steps
+from tests import tolerances
+from tests.ops.fused.cuda.cases import CASES
+from tests.ops.fused.problems import SPARE, Problem, joined, poisoned
+from tests.ops.kernel_problems import DEVICE
+
+HALF_BOUND = 3e-4
+"""Relative L2 error of sums of rows that are rounded to float16."""
+
+FLOAT_BOUND = 1e-6
+"""Relative L2 error of sums of some thousand products in float32."""
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
+
+
+@pytest.mark.parametrize(("lmax", "mmax", "n_edges", "channels"), CASES)
+def test_forward(lmax: int, mmax: int, n_edges: int, channels: int) -> None:
+    given = Problem(lmax, mmax, n_edges, channels)
+    nodes, radial = given.nodes(), given.rows(2 * channels * sum(given.shape.sizes))
+    out = poisoned(given.capacity, given.n_edge_coefficients * 2 * channels)
+    gather_rotate(nodes.float(), given.edges, radial.float(), given.shape, out)
+    expected = edge_steps.gather_rotate(nodes, given.order, given.geometry, radial[:n_edges], given.shape)
+    torch.testing.assert_close(out[:n_edges].double(), joined(expected), **tolerances.FUSED)
+    assert out[n_edges:].isnan().all(), "rows that hold no edge are not written"
+
+
+@pytest.mark.parametrize(("lmax", "mmax", "n_edges", "channels"), CASES)
+@pytest.mark.parametrize("n_slices", [1, 3] if DEVICE == "cuda" else [2])
+def test_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, n_slices: int) -> None:
+    given = Problem(lmax, mmax, n_edges, channels)
+    nodes, width = given.nodes(), 2 * channels * sum(given.shape.sizes)
+    radial, slope = given.rows(width), given.rows(width)
+    gradient = given.rows(given.n_edge_coefficients * 2 * channels)
+    rows = poisoned(given.capacity, given.n_coefficients, channels)
+    parts = poisoned(n_slices, given.n_atoms, given.n_coefficients, channels)
+    tangents = given.tangents(2 * (lmax + 1))
+    beyond = tangents[:, n_edges:].clone()
+    before = tangents.double().sum(0)[:n_edges]
+    scaled = gradient.clone()
+    scaled[:n_edges] *= given.scale_of_edge
+    gather_rotate_adjoint(
+        scaled.float(), nodes.float(), given.edges, radial.float(), slope.float(), given.shape, rows, parts, tangents
+    )
+    found = segment_sum(rows, parts, given.edges, poisoned(given.n_atoms, given.n_coefficients, channels))
+    expected, expected_tangents = edge_steps.gather_rotate_adjoint(
+        given.split(gradient, 2 * channels),
+        nodes,
+        given.order,
+        given.geometry,
+        radial[:n_edges],
+        slope[:n_edges],
+        given.shape,
+    )
+    torch.testing.assert_close(found.double(), expected, **tolerances.FUSED_SUMS)
+    found_tangents = tangents.double().sum(0)[:n_edges] - before
+    torch.testing.assert_close(found_tangents, expected_tangents, **tolerances.FUSED_SUMS)
+    assert rows[n_edges:].isnan().all()
+    assert torch.equal(tangents[:, n_edges:], beyond), "edges that there are not have nothing added"
+
+
+def test_float16_rows_are_rounded_once() -> None:
+    """What is stored in float16 is the float32 result of the very same operands, rounded to nearest."""
+    given = Problem(2, 2, 17, 8)
+    nodes, radial = given.nodes().float(), given.rows(16 * 6).half()
+    wide, narrow = (poisoned(20, 9 * 16, dtype=dtype) for dtype in (torch.float32, torch.float16))
+    gather_rotate(nodes, given.edges, radial.float(), given.shape, wide)
+    gather_rotate(nodes, given.edges, radial, given.shape, narrow)
+    assert torch.equal(narrow[:17], wide[:17].half())
+
+
+def test_runs_repeat_to_the_bit() -> None:
+    given = Problem(
+        2, 2, 17 if DEVICE == "cpu" else 78_848, 8 if DEVICE == "cpu" else 128, 5 if DEVICE == "cpu" else 1000
+    )
+    channels = given.channels
+    nodes, width = given.nodes().float(), 2 * channels * 6
+    radial, slope = given.rows(width).half(), given.rows(width).half()
+    gradient = given.rows(18 * channels).half()
+    found = []
+    for _ in range(2 if DEVICE == "cpu" else 5):
+        rows = poisoned(given.capacity, 9, channels, dtype=torch.float16)
+        parts = poisoned(1, given.n_atoms, 9, channels)
+        tangents = torch.zeros(6, given.capacity, 3, device=DEVICE)
+        gather_rotate_adjoint(gradient, nodes, given.edges, radial, slope, given.shape, rows, parts, tangents)
+        found.append((rows[: given.n_edges], parts, tangents))
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+    unscaled = gradient[: given.n_edges].double() / given.scale_of_edge
+    expected, expected_tangents = edge_steps.gather_rotate_adjoint(
+        given.split(unscaled, 2 * channels),
+        nodes.double(),
+        given.order,
+        given.geometry,
+        radial[: given.n_edges].double(),
+        slope[: given.n_edges].double(),
+        given.shape,
+    )
+    shares = torch.cat([found[0][0], poisoned(SPARE, 9, channels, dtype=torch.float16)])
+    to_nodes = segment_sum(shares, found[0][1], given.edges, poisoned(given.n_atoms, 9, channels)).double()
+    assert (to_nodes - expected).norm() <= HALF_BOUND * expected.norm()
+    found_tangents = found[0][2].double().sum(0)[: given.n_edges]
+    assert (found_tangents - expected_tangents).norm() <= FLOAT_BOUND * expected_tangents.norm()
+
+
+@pytest.mark.gpu
+def test_graphs_record_the_kernels() -> None:
+    given = Problem(2, 2, 1009, 128)
+    nodes, radial = given.nodes().float(), given.rows(256 * 6).half()
+    eager, replayed = (poisoned(given.capacity, 9 * 256, dtype=torch.float16) for _ in range(2))
+    gather_rotate(nodes, given.edges, radial, given.shape, eager)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gather_rotate(nodes, given.edges, radial, given.shape, replayed)
+    assert replayed.isnan().all()
+    graph.replay()
+    assert torch.equal(replayed[:1009], eager[:1009])
+
+
+@pytest.mark.parametrize("name", ["radial", "out", "nodes"])
+def test_tensors_that_do_not_fit_are_refused(name: str) -> None:
+    given = Problem(2, 2, 7, 4)
+    tensors = {"nodes": given.nodes().float(), "radial": given.rows(8 * 6).float(), "out": poisoned(10, 9 * 8)}
+    wrong = {**tensors, name: tensors[name][..., 1:]}
+    with pytest.raises(ValueError, match=f"{name} has shape"):
+        gather_rotate(wrong["nodes"], given.edges, wrong["radial"], given.shape, wrong["out"])
+    wrong = {**tensors, name: tensors[name].double()}
+    with pytest.raises(ValueError, match=r"float64"):
+        gather_rotate(wrong["nodes"], given.edges, wrong["radial"], given.shape, wrong["out"])
+
+
+def test_places_between_vectors_are_refused() -> None:
+    given = Problem(2, 2, 7, 4)
+    radial = torch.zeros(10 * 48 + 1, device=DEVICE)[1:].view(10, 48)
+    with pytest.raises(ValueError, match="radial does not begin at a multiple of 16 bytes"):
+        gather_rotate(given.nodes().float(), given.edges, radial, given.shape, poisoned(10, 9 * 8))
+
+
+def test_channels_between_vectors_are_refused() -> None:
+    given = Problem(2, 2, 7, 6)
+    with pytest.raises(ValueError, match="6 channels are no multiple of 4"):
+        gather_rotate(given.nodes().float(), given.edges, given.rows(72).float(), given.shape, poisoned(10, 108))
+
+
+def test_formats_without_kernels_are_refused() -> None:
+    given = Problem(2, 2, 7, 4)
+    out = poisoned(10, 2 * 9 * 8, dtype=torch.float16)
+    with pytest.raises(ValueError, match="rows are in split"):
+        gather_rotate(given.nodes().float(), given.edges, given.rows(48).float(), given.shape, out)
