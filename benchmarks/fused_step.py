@@ -23,6 +23,7 @@ from models import uma_s
 from ops.fused import (
     balance,
     embedding,
+    energy_head,
     feed_forward,
     gate,
     gather_rotate,
@@ -144,6 +145,7 @@ def ops(out: Path) -> Iterator[Row]:
     for op in (
         balance,
         embedding,
+        energy_head,
         feed_forward,
         gate,
         gather_rotate,

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.kernels,
     pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning"),
     # What the interpreter says of infinities, which some tests make on purpose.
-    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning"),
 ]
 
 ON_A_GPU = DEVICE == "cuda"

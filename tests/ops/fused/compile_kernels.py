@@ -17,6 +17,7 @@ from edgewise.ops.fused import (
     edge_geometry,
     edge_order,
     embedding,
+    energy_head,
     feed_forward,
     gate,
     gather_rotate,
@@ -133,7 +134,7 @@ def geometry_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str
 
 
 def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
-    """Yield the feed-forward networks for lmax = 2 and 4."""
+    """Yield the feed-forward networks for lmax = 2 and 4, and the energy head."""
     types = {**TYPES, **dict.fromkeys(("gate", "first", "second"), "*fp16"), "gradient": "*fp32", "out": "*fp32"}
     for lmax in (2, 4):
         sizes = {"CHANNELS": CHANNELS, "HIDDEN": CHANNELS, "COLUMNS": CHANNELS, "WIDE": CHANNELS}
@@ -142,6 +143,11 @@ def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield "feed_forward adjoint", feed_forward._feed_forward_adjoint, constants, types, feed_forward.WARPS
         constants = {**constants, "ROWS": feed_forward.GATE_ATOMS}
         yield "gates adjoint", feed_forward._gates_adjoint, constants, types, feed_forward.GATE_WARPS
+    types = {**types, "tiles": "*i32"}
+    widths = {"STRIDE": 9 * CHANNELS, "CHANNELS": CHANNELS, "COLUMNS": CHANNELS, "WIDE": CHANNELS}
+    for gradient in (True, False):
+        constants = {**widths, "ROWS": energy_head.ATOMS, "GRADIENT": gradient}
+        yield "energy_head", energy_head._energy_head, constants, types, energy_head.WARPS
 
 
 def neighbor_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:

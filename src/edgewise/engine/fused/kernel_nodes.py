@@ -9,11 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from edgewise.engine.fused.nodes import AtomPlan, StepNodes
+from edgewise.engine.fused.nodes import AtomPlan, EnergyWeights, StepNodes
 from edgewise.model.config import ModelConfig
 from edgewise.ops import EdgeSegment
 from edgewise.ops.fused.balance import balance, balance_adjoint
 from edgewise.ops.fused.embedding import embedding
+from edgewise.ops.fused.energy_head import HeadTables, energy_head, head_tables
 from edgewise.ops.fused.feed_forward import SpectralTables, feed_forward, feed_forward_adjoint, spectral_tables
 from edgewise.ops.fused.norm import NormTables, norm, norm_adjoint, norm_of_sum, norm_tables
 from edgewise.ops.fused.split_kernels import WIDEST
@@ -37,6 +38,7 @@ class KernelNodes(StepNodes):
         """Begin without tables: they are made when weights are first seen, and kept as long as these."""
         self._tables: WeakKeyDictionary[NormWeights, NormTables] = WeakKeyDictionary()
         self._networks: WeakKeyDictionary[FeedForwardWeights, SpectralTables] = WeakKeyDictionary()
+        self._heads: WeakKeyDictionary[EnergyWeights, HeadTables] = WeakKeyDictionary()
 
     def embed(self, x: Tensor, numbers: Tensor, table: Tensor, at_atoms: Tensor) -> Tensor:
         """See `StepNodes`. The features are changed in place."""
@@ -98,6 +100,21 @@ class KernelNodes(StepNodes):
         del batch
         channels = config.charge_balanced_channels, config.spin_balanced_channels
         return balance_adjoint(gradient.contiguous(), *channels, plan.starts)
+
+    def energy(
+        self, features: Tensor, weights: EnergyWeights, plan: AtomPlan, *, with_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `StepNodes`. A head of a single layer is plain PyTorch."""
+        if len(weights.layers) != 3 or max(weights.layers[0].shape[1:]) > WIDEST:
+            return super().energy(features, weights, plan, with_gradient=with_gradient)
+        if weights not in self._heads:
+            biases = [bias for bias in weights.biases if bias is not None]
+            self._heads[weights] = head_tables(weights.layers, biases)
+        n_atoms, _, channels = features.shape
+        energy = features.new_empty(n_atoms)
+        gradient = features.new_empty(n_atoms, channels) if with_gradient else None
+        energy_head(features.contiguous(), plan.energy_tiles, self._heads[weights], energy, gradient)
+        return energy, gradient
 
     def _of(self, weights: NormWeights) -> NormTables:
         if weights not in self._tables:

@@ -31,7 +31,7 @@ from edgewise.ops.reference.norm import NormWeights, norm, norm_adjoint
 from edgewise.systems import SystemBatch
 
 TILE = 16
-"""Atoms of a tile of `AtomPlan`."""
+"""Most atoms of a tile of `AtomPlan`: what the kernel of the energy head takes."""
 
 
 @dataclass(frozen=True, eq=False)
