@@ -169,7 +169,13 @@ def main() -> None:
     """Print one row for each kernel and GPU."""
     for capability in map(int, sys.argv[1:]):
         listed = [item for shape in SHAPES for item in kernels(*shape)]
-        listed += [*radial_kernels(), *node_kernels(), *geometry_kernels(), *feed_forward_kernels()]
+        listed += [
+            *radial_kernels(),
+            *node_kernels(),
+            *geometry_kernels(),
+            *feed_forward_kernels(),
+            *neighbor_kernels(),
+        ]
         for name, function, constants, types, num_warps in listed:
             compiled = compile_for(function, constants, capability, types, num_warps)
             row = {"kernel": name, **constants, "capability": capability}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,12 @@ from ase.build import bulk, fcc111
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgewise.engine.runner import _sum_at_atoms, _virial
 from edgewise.neighbors import CAP_MARGIN, EdgeList, build_edges
+from edgewise.ops import MessageShape
+from edgewise.ops.fused.edge_geometry import edge_geometry, forces_and_virial
+from edgewise.ops.fused.edge_order import edge_order
+from edgewise.ops.fused.layout import geometry_width
 from edgewise.ops.fused.neighbor_list import (
     SearchInputs,
     SearchPlan,
@@ -22,8 +29,12 @@ from edgewise.ops.fused.neighbor_list import (
     search_plan,
 )
 from edgewise.ops.fused.neighbor_list_kernels import PLAN_TOO_SMALL, ROOM_TOO_SMALL
+from edgewise.ops.fused.shapes import edge_tables
+from edgewise.ops.reference import edge_steps
 from edgewise.systems import SystemBatch, batch_from_atoms
+from tests import tolerances
 from tests.cases import copper_cube, copper_primitive, salt, slab, water
+from tests.ops.fused.problems import poisoned
 from tests.ops.kernel_problems import DEVICE
 from tests.test_cell_list import random_structure
 
@@ -193,6 +204,46 @@ def test_rows_beyond_the_last_edge_are_left_alone() -> None:
     assert found.shifts is None
     assert found.n_live.tolist() == [6]
     assert torch.equal(found.ends[:, :6].long().cpu(), build_edges(batch, 6.0).edge_index)
+
+
+@pytest.mark.parametrize("spare", [0, 5])
+def test_from_positions_to_the_tables_of_edges(spare: int) -> None:
+    """All steps in a row make what the engine lays out from the list on the CPU."""
+    batch, shape, cutoff = batch_of([copper_cube(), water()]), MessageShape(2, 2, 4, 4), 6.0
+    plan = plan_of(batch, cutoff)
+    inputs, n_atoms = inputs_of(batch, plan), batch.positions.shape[0]
+    candidates = count_edges(inputs, plan.n_bins, cutoff, None, ROOM)
+    capacity = read_summary(candidates.summary).n_edges + spare
+    found = fill_edges(inputs, candidates, capacity)
+    by_source, source_starts = edge_order(found.ends, found.n_live, n_atoms)
+    geometry, distance = poisoned(capacity, geometry_width(2, 2)), poisoned(capacity)
+    edge_geometry(found.edge_vec, found.n_live, cutoff, shape, geometry, distance)
+    edges = build_edges(batch, cutoff).to(DEVICE)
+    order = edge_steps.edge_order(edges.edge_index, n_atoms)
+    centres = torch.linspace(0, cutoff, 4, dtype=torch.float64, device=DEVICE)
+    exact = edge_steps.edge_geometry(edges.edge_vec, cutoff, centres, 2, torch.float64)
+    expected, n = edge_tables(order, exact, shape, capacity), capacity - spare
+    assert torch.equal(found.ends[:, :n], expected.ends[:, :n])
+    assert torch.equal(by_source[:n], expected.by_source[:n])
+    assert torch.equal(candidates.target_starts, expected.target_starts)
+    assert torch.equal(source_starts, expected.source_starts)
+    assert torch.equal(found.n_live, expected.n_live)
+    torch.testing.assert_close(geometry[:n], expected.geometry[:n], **tolerances.ROUNDED_ONCE)
+    torch.testing.assert_close(distance[:n], exact.distance.float(), **tolerances.ROUNDED_ONCE)
+    # Forces and virial of any gradient are those that the runner sums.
+    gradient = torch.full((capacity, 3), torch.nan, dtype=torch.float64, device=DEVICE)
+    gradient[:n] = edges.edge_vec.sin()
+    tables = replace(
+        expected,
+        ends=found.ends,
+        by_source=by_source,
+        source_starts=source_starts,
+        target_starts=candidates.target_starts,
+    )
+    forces, virial = forces_and_virial(gradient, found.edge_vec, tables, inputs.atom_starts.int())
+    on_device = batch.to(DEVICE)
+    torch.testing.assert_close(forces, _sum_at_atoms(gradient[:n], edges.edge_index, n_atoms), **tolerances.WRITTEN_OUT)
+    torch.testing.assert_close(virial, _virial(on_device, edges, gradient[:n]), **tolerances.WRITTEN_OUT)
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
