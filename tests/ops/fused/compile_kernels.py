@@ -159,7 +159,7 @@ def neighbor_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str
     tile = {"VISITS": neighbor_list.VISITS, "CANDIDATES": neighbor_list.CANDIDATES}
     yield "sort keys", edge_order._sort_keys, {"ROWS": edge_order.EDGES}, {**types, "keys": "*i32"}, 4
     yield "put into bins", neighbor_list_kernels.put_into_bins, {**cutoff, "ROWS": neighbor_list.ATOMS}, types, 4
-    yield "look around", neighbor_list_kernels.look_around, {**cutoff, **room, **tile}, types, 8
+    yield "look around", neighbor_list_kernels.look_around, {**cutoff, **room, **tile}, types, 4
     yield "apply cap", neighbor_list_kernels.apply_cap, {**room, **rows, "CAP": 30, "MARGIN": 0.01}, types, 4
     yield "add up", neighbor_list_kernels.add_up, {**room, "ROWS": neighbor_list.COUNTED_AT_ONCE}, types, 8
     yield "write edges", neighbor_list_kernels.write_edges, {**room, **rows, "SHIFTS": True}, types, 4
