@@ -57,7 +57,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         if columns == c:
             return list(found)
         pairs = [(item[..., :c].float(), item[..., c : 2 * c].float()) for item in found]
-        return [problem.value_of_parts(*pair) if given.row_format.parts == 2 else sum(pair) for pair in pairs]
+        scaled = given.row_format.parts == 2
+        return [problem.value_of_parts(*pair) if scaled else pair[0] + pair[1] for pair in pairs]
 
     def plain(to: torch.dtype) -> list[Tensor]:
         geometry, found = given.geometry(to), []

@@ -140,7 +140,7 @@ TF32 = RowFormat("tf32", torch.float32, torch.float32)
 FLOAT32 = RowFormat("float32", torch.float32, torch.float32)
 FLOAT64 = RowFormat("float64", torch.float64, torch.float64)
 
-FORMATS = {item.name: item for item in (FLOAT16, SPLIT, TF32, FLOAT32, FLOAT64)}
+FORMATS: dict[str, RowFormat] = {item.name: item for item in (FLOAT16, SPLIT, TF32, FLOAT32, FLOAT64)}
 
 _PLAIN = {item.results: item for item in (FLOAT16, FLOAT32, FLOAT64)}
 
