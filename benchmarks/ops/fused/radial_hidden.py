@@ -57,8 +57,9 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         if columns == c:
             return list(found)
         pairs = [(item[..., :c].float(), item[..., c : 2 * c].float()) for item in found]
-        scaled = given.row_format.parts == 2
-        return [problem.value_of_parts(*pair) if scaled else pair[0] + pair[1] for pair in pairs]
+        if given.row_format.parts == 2:
+            return [problem.value_of_parts(high, low) for low, high in pairs]
+        return [high + low for high, low in pairs]
 
     def plain(to: torch.dtype) -> list[Tensor]:
         geometry, found = given.geometry(to), []

@@ -133,6 +133,20 @@ def test_last_layers(row_format: RowFormat, n_rows: int) -> None:
         assert ((found - exact).abs() <= 5 * bound).all()
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_split_last_layers_are_as_good_as_float32(scale: float) -> None:
+    """For inputs behind a layer norm and SiLU, and for slopes, which are larger."""
+    x, matrix, bias = random(300, 128) * scale, random(64, 128, seed=1) * 128**-0.5, random(64, seed=2)
+    x, matrix, bias = (item.float().double() for item in (x, matrix, bias))
+    exact = functional.linear(x, matrix, bias)
+
+    def error(row_format: RowFormat) -> float:
+        last = row_format.last_matrix(matrix.float(), bias.float())
+        return relative(row_format.last_layer(row_format.hidden(x.float(), constant=True), last, bias.float()), exact)
+
+    assert error(SPLIT) <= 2 * error(FLOAT32)
+
+
 def test_products_leave_torch_as_it_was() -> None:
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision

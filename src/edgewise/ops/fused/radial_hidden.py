@@ -115,14 +115,15 @@ def _store(
     rows, column, x, live, inside, constant,
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
-    """Store values as `RowFormat.hidden` lays them out; `constant` multiplies what belongs to the bias."""
+    """Store values as `RowFormat.hidden` lays them out; `constant` multiplies the bias."""
     pointer = rows[:, None] + column[None, :]
     inside = live[:, None] & inside
     if FORMAT == "split":
-        store_parts(pointer, pointer + WIDTH, x, inside)
+        store_parts(pointer + WIDTH, pointer, x, inside)
+        tl.store(pointer + 2 * WIDTH, x, mask=inside)
         place = tl.arange(0, CONSTANTS)
-        constants = tl.where(place == 0, 2048.0, tl.where(place == 1, 1.0, 0.0)) * constant
-        to_constants = rows[:, None] + 2 * WIDTH + place[None, :]
+        constants = tl.where(place < 2, constant, 0.0)
+        to_constants = rows[:, None] + 3 * WIDTH + place[None, :]
         tl.store(to_constants, tl.broadcast_to(constants[None, :], to_constants.shape), mask=live[:, None])
     elif FORMAT == "tf32":
         high = to_tf32(x)

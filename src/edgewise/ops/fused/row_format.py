@@ -7,7 +7,8 @@ float16: x = high + low / 2^11 with both parts in float16, so that low has the r
     x w = high_x high_w + (high_x low_w + low_x high_w) / 2^11 + (low_x low_w) / 2^22
 
 the last is below the rounding of float32. An operand is [high | low] and a matrix [low | high], so the two products in the
-middle are one, whose result the first product takes as what it adds to: the large terms come last.
+middle are one, whose result the first product takes as what it adds to: the large terms come last. Only torch 2.8 and newer
+have products of float16 with results in float32.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ LOW_SCALE = 2.0**11
 """Low parts are stored times this: numbers down to 2^-14 keep 22 bits, smaller ones an error of 2^-36."""
 
 CONSTANTS = 8
-"""Columns behind the input of a last layer in "split" that multiply its bias: 2^11 for its high part, 1 for its low part,
-and zeros up to a multiple of 16 bytes."""
+"""Columns behind the input of a last layer in "split" that multiply both parts of its bias: two ones, and zeros up to a
+multiple of 16 bytes."""
+
+MATRIX_SCALE = 2.0**8
+"""Matrices of last layers in "split" are stored times this: their low parts then stay normal numbers of float16 where they
+matter, without a scale of their own."""
 
 Name = Literal["float16", "split", "tf32", "float32", "float64"]
 
@@ -71,7 +76,7 @@ class RowFormat:
             out: [n_rows, n_out], receives the results; columns of longer rows are fine.
         """
         if self.name == "split":
-            _split_product(rows, matrix, matrix.shape[1] // 2, out)
+            _split_product(rows, matrix, out)
         elif self.name == "tf32":
             with _tf32_products():
                 torch.mm(rows, matrix.T, out=out)
@@ -81,7 +86,7 @@ class RowFormat:
     def hidden_columns(self, width: int) -> int:
         """Return the number of columns that `hidden` makes of so many."""
         if self.name == "split":
-            return 2 * width + CONSTANTS
+            return 3 * width + CONSTANTS
         return 2 * width if self.name in ("float16", "tf32") else width
 
     def hidden(self, x: Tensor, *, constant: bool) -> Tensor:
@@ -89,7 +94,8 @@ class RowFormat:
 
         It is stored in two parts, high and what rounding leaves behind it, wherever operands have fewer bits than x: the
         network amplifies the rounding of its radial factors more than any other, and the product that makes them waits for
-        memory, so twice the sum costs it little. In "split" the columns that multiply the bias stand behind.
+        memory, so twice the sum costs it little. In "split" it is [low | high | high] and constants for the bias, so that one
+        product makes all terms, the small ones first: results are wide here, and writing them once is worth long operands.
 
         Args:
             x: [..., width].
@@ -97,9 +103,9 @@ class RowFormat:
         """
         if self.name == "split":
             constants = x.new_zeros(*x.shape[:-1], CONSTANTS, dtype=torch.float16)
-            if constant:
-                constants[..., 0], constants[..., 1] = LOW_SCALE, 1.0
-            return torch.cat([*high_and_low(x), constants], dim=-1)
+            constants[..., :2] = float(constant)
+            high, low = high_and_low(x)
+            return torch.cat([low, high, high, constants], dim=-1)
         if self.name not in ("float16", "tf32"):
             return self.operand(x)
         high = self.operand(x)
@@ -108,8 +114,10 @@ class RowFormat:
     def last_matrix(self, matrix: Tensor, bias: Tensor) -> Tensor:
         """Return the matrix [n_out, width] of a last layer, and its bias [n_out], as `last_layer` reads them."""
         if self.name == "split":
-            of_bias = functional.pad(torch.stack(high_and_low(bias), dim=1), (0, CONSTANTS - 2))
-            return torch.cat([self.matrix(matrix), of_bias], dim=1)
+            (high, low), of_bias = (high_and_low(item * MATRIX_SCALE) for item in (matrix, bias))
+            # Of the rest that high leaves, not times 2^11: each product carries its own powers of two here.
+            low, constants = low / LOW_SCALE, torch.stack([of_bias[0], of_bias[1] / LOW_SCALE], dim=1)
+            return torch.cat([high / LOW_SCALE, low, high, functional.pad(constants, (0, CONSTANTS - 2))], dim=1)
         made = self.matrix(matrix)
         return torch.cat([made, made], dim=1) if self.name in ("float16", "tf32") else made
 
@@ -126,8 +134,9 @@ class RowFormat:
         """
         if self.name == "split":
             out = torch.empty(x.shape[0], matrix.shape[0], dtype=self.results, device=x.device)
-            _split_product(x, matrix, (matrix.shape[1] - CONSTANTS) // 2, out)
-            return out
+            if x.is_cuda:
+                return torch.addmm(out, x, matrix.T, out_dtype=torch.float32, beta=0, alpha=1 / MATRIX_SCALE, out=out)
+            return torch.mm(x.float(), matrix.float().T, out=out).div_(MATRIX_SCALE)
         if self.name == "tf32":
             with _tf32_products():
                 return functional.linear(x, matrix, bias)
@@ -185,14 +194,14 @@ def to_tf32(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, rounded)
 
 
-def _split_product(rows: Tensor, matrix: Tensor, n_in: int, out: Tensor) -> None:
-    """Multiply rows that begin with [high | low] by a matrix that begins with [low | high], each part n_in wide."""
-    high_rows, high_matrix = rows[:, :n_in], matrix[:, n_in : 2 * n_in]
+def _split_product(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """Multiply rows [high | low] by a transposed matrix [low | high]."""
+    high_rows, high_matrix = rows.chunk(2, dim=1)[0], matrix.chunk(2, dim=1)[1]
     if rows.is_cuda:
         torch.mm(rows, matrix.T, out_dtype=torch.float32, out=out)
         torch.addmm(out, high_rows, high_matrix.T, out_dtype=torch.float32, beta=1 / LOW_SCALE, out=out)
         return
-    # Products of float16 with float32 results exist on GPUs alone; these have the same operands and sums in float32.
+    # Products of float16 with results in float32 exist on GPUs alone; here are the same operands, and sums in float32.
     torch.mm(rows.float(), matrix.float().T, out=out)
     torch.addmm(out, high_rows.float(), high_matrix.float().T, beta=1 / LOW_SCALE, out=out)
 
