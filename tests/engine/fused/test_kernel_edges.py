@@ -171,16 +171,17 @@ def test_powers_of_two_bring_each_atom_just_below_the_bound() -> None:
     assert scales.isfinite().all()
 
 
-def test_float16_gradients_of_any_size_are_held() -> None:
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT], ids=lambda item: item.name)
+def test_float16_gradients_of_any_size_are_held(row_format: RowFormat) -> None:
     """Gradients carry powers of two, so that energies in units a million times smaller lose nothing."""
     general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
-    usual = on_kernels(general, FLOAT16).predict([water()], "omol")
+    usual = on_kernels(general, row_format).predict([water()], "omol")
     checkpoint = golden_checkpoint("uma-s-tiny")
     last = ".energy_block.4."
     weights = {name: value * 2.0**-24 if last in name else value for name, value in checkpoint.weights.items()}
     settings = edgewise.InferenceSettings(precision="float32", execution_mode="general")
     small = Potential(replace(checkpoint, weights=weights), device=DEVICE, settings=settings)
-    found = on_kernels(small, FLOAT16).predict([water()], "omol")
+    found = on_kernels(small, row_format).predict([water()], "omol")
     assert np.abs(usual.forces).max() > 0
     assert np.array_equal(found.forces * 2.0**24, usual.forces)
 
