@@ -10,7 +10,7 @@ import torch
 from edgewise.engine.runner import Runner
 from edgewise.errors import InvalidSettingsError, ModeUnavailableError
 from edgewise.model.config import ModelConfig
-from edgewise.ops import REFERENCE, WRITTEN_OUT, Ops
+from edgewise.ops import REFERENCE, WRITTEN_OUT, MessageShape, Ops
 from edgewise.settings import InferenceSettings, Precision
 
 S2_NOTE = (
@@ -229,21 +229,27 @@ def _fast_ops(config: ModelConfig, settings: InferenceSettings, device: torch.de
 
 def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
     """Return the operations of the network that Hessians differentiate, and for each step what runs."""
+    from edgewise.engine.fused.kernel_runner import FORMATS
+    from edgewise.ops.fused import cuda, edge_geometry
     from edgewise.ops.launch import is_interpreted
 
-    del config, settings
     kernels = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
     library = "cuBLAS" if device.type == "cuda" else "PyTorch"
+    shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
+    why = cuda.missing(shape, FORMATS[settings.resolve_precision(device.type, "fused")], device)
+    edges = "CUDA C++ kernels" if why is None else f"{kernels} ({why})"
+    plain_geometry = f"plain PyTorch, since the kernels do not serve lmax {config.lmax}"
+    spectral = config.feed_forward == "spectral"
     steps = {
-        "edge_geometry": "plain PyTorch",
+        "edge_geometry": kernels if edge_geometry.serves(shape) else plain_geometry,
         "radial_networks": f"{kernels}, last layers by {library}",
-        "gather_rotate": kernels,
+        "gather_rotate": edges,
         "so2_linear": library,
         "gate": kernels,
-        "rotate_sum": kernels,
+        "rotate_sum": edges,
         "norm": kernels,
-        "feed_forward": "plain PyTorch",
-        "energy_head": "plain PyTorch",
+        "feed_forward": kernels if spectral else f"plain PyTorch, {library} products ({config.feed_forward})",
+        "energy_head": kernels,
     }
     return REFERENCE, steps
 

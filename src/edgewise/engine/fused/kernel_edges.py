@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,22 +14,24 @@ from edgewise.engine.fused.edges import Hidden, StepEdges, plain_hidden
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
+from edgewise.ops.fused import cuda, gather_rotate, rotate_sum
+from edgewise.ops.fused.cuda import gather_rotate as in_cuda_gather_rotate
+from edgewise.ops.fused.cuda import rotate_sum as in_cuda_rotate_sum
 from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
 from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
-from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.fused.neighbor_list import FoundEdges
 from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
-from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 
-PROGRAMS_WANTED = 4000
-"""Programs for each degree that keep a large GPU busy; the edges of an atom are cut into slices to have about as many."""
+PROGRAMS_WANTED, BLOCKS_WANTED = 4000, 500
+"""Programs of Triton for each degree, and blocks of CUDA C++, that keep a large GPU busy; the edges of an atom are cut into
+slices to have about as many."""
 
 MOST_SLICES = 8
 
@@ -125,7 +128,11 @@ class KernelEdges(StepEdges):
         self.tables, self._distance, self._edge_vec, self._cutoff = tables, distance, edge_vec, cutoff
         self._n_atoms = n_atoms
         self._n_coefficients = (shape.lmax + 1) ** 2
-        self._n_slices = min(MOST_SLICES, max(1, PROGRAMS_WANTED // max(1, n_atoms)))
+        in_cuda = cuda.missing(shape, self.row_format, tables.ends.device) is None
+        self._gather_rotate: Any = in_cuda_gather_rotate if in_cuda else gather_rotate
+        self._rotate_sum: Any = in_cuda_rotate_sum if in_cuda else rotate_sum
+        wanted = BLOCKS_WANTED if in_cuda else PROGRAMS_WANTED
+        self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, n_atoms)))
         n_tasks = shape.lmax + 1
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
         self._of_ends = self._zeros(2 * n_tasks, self.tables.capacity, 3)
@@ -164,13 +171,15 @@ class KernelEdges(StepEdges):
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""
         out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels)
-        return gather_rotate(nodes, self.tables, radial, self.shape, out, row_format=self.row_format)
+        return self._gather_rotate.gather_rotate(
+            nodes, self.tables, radial, self.shape, out, row_format=self.row_format
+        )
 
     def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
         """See `StepEdges`."""
         rows = self._rows(self._n_coefficients * self.shape.channels).unflatten(1, (self._n_coefficients, -1))
         parts = self._slices(nodes.shape[0])
-        gather_rotate_adjoint(
+        self._gather_rotate.gather_rotate_adjoint(
             gradient, nodes, self.tables, radial, radial_slope, self.shape, rows, parts, self._of_ends
         )
         return segment_sum(rows, parts, self.tables, torch.empty_like(nodes))
@@ -188,14 +197,14 @@ class KernelEdges(StepEdges):
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return rotate_sum(features, bias, self.tables, self.shape, nodes).sum(0)
+        return _joined(self._rotate_sum.rotate_sum(features, bias, self.tables, self.shape, nodes))
 
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
         if self.row_format.operands == torch.float16:
             self.tables = replace(self.tables, scales=_powers_of_two(gradient))
         out = self._operands(features.shape[1])
-        rotate_sum_adjoint(
+        self._rotate_sum.rotate_sum_adjoint(
             gradient.contiguous(),
             features,
             bias,
@@ -210,11 +219,12 @@ class KernelEdges(StepEdges):
     def embed(self, features: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return rotate_sum(features, self._no_bias(), self.tables, self.shape, nodes, embedding=True).sum(0)
+        bias = self._no_bias()
+        return _joined(self._rotate_sum.rotate_sum(features, bias, self.tables, self.shape, nodes, embedding=True))
 
     def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
         """See `StepEdges`."""
-        rotate_sum_adjoint(
+        self._rotate_sum.rotate_sum_adjoint(
             gradient.contiguous(),
             features,
             self._no_bias(),
@@ -247,6 +257,11 @@ class KernelEdges(StepEdges):
 
     def _no_bias(self) -> Tensor:
         return self._zeros((self.shape.lmax + 1) * self.shape.channels)
+
+
+def _joined(slices: Tensor) -> Tensor:
+    """Return the sum of the slices of each atom's edges."""
+    return slices[0] if slices.shape[0] == 1 else slices.sum(0)
 
 
 def _stack(weights: StepWeights) -> RadialStack:

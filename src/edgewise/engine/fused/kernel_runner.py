@@ -21,10 +21,11 @@ from edgewise.model.network import Network
 from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList, check_sizes
 from edgewise.ops import MessageShape
+from edgewise.ops.fused import cuda
 from edgewise.ops.fused.edge_geometry import serves
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from edgewise.ops.reference.edge_steps import EdgeGeometry, edge_order, segment_sum
-from edgewise.settings import InferenceSettings, Precision
+from edgewise.settings import InferenceSettings, Precision, cache_folder
 from edgewise.systems import SystemBatch
 
 REDONE = (
@@ -65,6 +66,7 @@ class KernelRunner(FusedRunner):
         self._given_scales = scales
         self._padding: float | None = None
         self._higher: KernelRunner | None = None
+        cuda.keep_code_in(cache_folder() / "kernels")
         self._steps = SystemSteps(self.network, self._step, chosen, device)
 
     @property
