@@ -21,9 +21,9 @@ from torch import Tensor
 
 import edgewise
 from edgewise.engine.fused.edges import Hidden, PlainEdges
-from edgewise.engine.fused.kernel_edges import LARGEST_EXPONENT
 from edgewise.engine.fused.step import Step
 from edgewise.engine.fused.weights import RadialWeights, StepWeights, prepare
+from edgewise.ops.fused.gradient_scales import LARGEST_EXPONENT
 from edgewise.ops.fused.row_format import FLOAT64
 from edgewise.ops.fused.so2_linear import SO2Map
 from edgewise.systems import batch_from_atoms

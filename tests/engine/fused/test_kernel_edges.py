@@ -12,7 +12,7 @@ import torch
 from ase import Atoms
 
 import edgewise
-from edgewise.engine.fused.kernel_edges import LARGEST_EXPONENT, KernelEdges, _powers_of_two
+from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
 from edgewise.engine.fused.step import Step, StepInputs
@@ -157,18 +157,6 @@ def step_of(general: Potential, row_format: RowFormat, capacity: int | None = No
     )
     weights = [prepare(runner.network.backbone, item, row_format) for item in mixed]
     return step, step.inputs(batch.to(DEVICE), edges, weights, of_system)
-
-
-def test_powers_of_two_bring_each_atom_just_below_the_bound() -> None:
-    largest = torch.tensor([0.0, 1e-30, 0.9, 1.0, 3.0, 1e30], device=DEVICE)
-    scales = _powers_of_two(largest[:, None, None].expand(-1, 9, 4))
-    assert torch.equal(torch.frexp(scales)[0], torch.full_like(scales, 0.5)), "powers of two"
-    # Gradients of 1e-30 and less keep the scale that float32 has room for.
-    scaled = (scales * largest)[2:]
-    assert (scaled >= 2.0 ** (LARGEST_EXPONENT - 1)).all()
-    assert (scaled < 2.0**LARGEST_EXPONENT).all()
-    assert 0 < float(scales[1] * largest[1]) < 2.0**LARGEST_EXPONENT
-    assert scales.isfinite().all()
 
 
 @pytest.mark.parametrize("row_format", [FLOAT16, SPLIT], ids=lambda item: item.name)

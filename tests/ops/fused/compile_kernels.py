@@ -21,6 +21,7 @@ from edgewise.ops.fused import (
     feed_forward,
     gate,
     gather_rotate,
+    gradient_scales,
     neighbor_list,
     neighbor_list_kernels,
     norm,
@@ -112,6 +113,18 @@ def node_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], i
             yield "norm adjoint", norm._norm_adjoint, own, types, 4
         width = {"STRIDE": n_coefficients * CHANNELS}
         tile = {"CHANNELS": CHANNELS, "BLOCK": CHANNELS, "ROWS": embedding.ATOMS}
+        yield (
+            "gradient_scales",
+            gradient_scales._gradient_scales,
+            {
+                "COLUMNS": n_coefficients * CHANNELS,
+                "BLOCK": gradient_scales.VALUES,
+                "LARGEST": gradient_scales.LARGEST_EXPONENT,
+                "SMALLEST": gradient_scales.SMALLEST_EXPONENT,
+            },
+            types,
+            4,
+        )
         yield "embed", embedding._embed, {**width, **tile}, types, 4
         channels = {"CHARGE_START": 0, "CHARGE_STOP": 3, "SPIN_START": 0, "SPIN_STOP": 0}
         for adjoint in (True, False):

@@ -8,7 +8,7 @@ from tests.ops import compile_kernels
 
 pytestmark = pytest.mark.kernels
 
-N_KERNELS = 3 * (10 + 2 * 4) + 4 + 2 * 7 + 6 + 2 * 3 + 6 + 2
+N_KERNELS = 3 * (10 + 2 * 4) + 4 + 2 * 8 + 6 + 2 * 3 + 6 + 2
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

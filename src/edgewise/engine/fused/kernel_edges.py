@@ -20,6 +20,7 @@ from edgewise.ops.fused.cuda import rotate_sum as in_cuda_rotate_sum
 from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
 from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
+from edgewise.ops.fused.gradient_scales import gradient_scales
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.fused.neighbor_list import FoundEdges
 from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
@@ -36,10 +37,6 @@ slices to have about as many."""
 MOST_SLICES = 8
 
 _STACKS: WeakKeyDictionary[StepWeights, RadialStack] = WeakKeyDictionary()
-
-LARGEST_EXPONENT = 5
-"""Gradients in float16 are scaled so that the largest of an atom is below 2^5: the rest of the range, 2^11 above and 2^19
-below, is room for what the maps and the gate make of them."""
 
 
 class KernelEdges(StepEdges):
@@ -202,7 +199,7 @@ class KernelEdges(StepEdges):
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
         if self.row_format.operands == torch.float16:
-            self.tables = replace(self.tables, scales=_powers_of_two(gradient))
+            self.tables = replace(self.tables, scales=gradient_scales(gradient.contiguous()))
         out = self._operands(features.shape[1])
         self._rotate_sum.rotate_sum_adjoint(
             gradient.contiguous(),
@@ -275,12 +272,3 @@ def _stack(weights: StepWeights) -> RadialStack:
             [item.hidden for item in networks],
         )
     return _STACKS[weights]
-
-
-def _powers_of_two(gradient: Tensor) -> Tensor:
-    """Return the power of two of each atom that brings its largest gradient just below 2^LARGEST_EXPONENT."""
-    largest = gradient.abs().amax((1, 2)).float()
-    _, exponent = torch.frexp(largest)
-    # Where there is no gradient any scale will do; for the smallest numbers of float32 the power would overflow.
-    exponent = torch.where(largest > 0, exponent, 0).clamp_min(-80)
-    return torch.ldexp(torch.ones_like(largest), LARGEST_EXPONENT - exponent)
