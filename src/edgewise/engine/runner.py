@@ -92,6 +92,11 @@ class Runner:
                 return self._conservative_outputs(batch, edges, output.node_energy.detach(), gradient, scales)
 
     @property
+    def product_precision(self) -> Precision:
+        """Precision of products that torch makes of float32 tensors."""
+        return self.precision
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What has happened so far that `describe()` tells."""
         return ()
@@ -155,7 +160,7 @@ class Runner:
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             torch.autocast(self.device.type, enabled=False),
-            matmul_precision(self.precision),
+            matmul_precision(self.product_precision),
             memory,
             order,
             device,

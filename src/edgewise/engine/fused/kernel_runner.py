@@ -86,6 +86,11 @@ class KernelRunner(FusedRunner):
         return f"bins in the step on {self.device}" if self.finds_neighbors else super().neighbor_list
 
     @property
+    def product_precision(self) -> Precision:
+        """See `Runner.product_precision`: whatever rows of edges are rounded to, all else is float32."""
+        return "float32"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """See `Runner.notes`."""
         found = ["sums run in a fixed order: the same structure gives the same bits"]
