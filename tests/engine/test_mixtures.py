@@ -10,7 +10,7 @@ from ase.build import molecule
 
 from edgewise.engine.mixtures import Mixtures
 from edgewise.systems import batch_from_atoms
-from tests.cases import copper_cube, potential, water
+from tests.cases import copper_cube, potential, salt, water
 
 
 def mixtures(architecture: str = "uma-s-tiny", **arguments: object) -> Mixtures:
@@ -77,3 +77,13 @@ def test_float64_is_float64_in_merged_weights(architecture: str) -> None:
     weights, _ = mixtures(architecture).for_batch(batch_from_atoms([water()], ["omol"]))
     for layer in weights[0]:
         assert all(tensor.dtype == torch.float64 for tensor in layer.message.tensors())
+
+
+def test_the_bits_of_a_mixture_do_not_depend_on_what_came_first() -> None:
+    """Supercells share the mixture of their formula, whichever of them was seen first and in whatever order its atoms stand."""
+    cells = [salt() * repeats for repeats in ((1, 1, 1), (3, 1, 1), (7, 1, 1))]
+    found = [potential(task="omat", precision="float32", execution_mode="general") for _ in cells]
+    for model, cell in zip(found, cells, strict=True):
+        model.predict([cell[::-1]])
+    one, *others = [model.predict([salt()]) for model in found]
+    assert all(np.array_equal(one.forces, other.forces) and one.energy == other.energy for other in others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 
@@ -59,24 +60,48 @@ class Mixtures:
         distinct = list(dict.fromkeys(keys))
         found = {key: self._kept[key] for key in distinct if key in self._kept}
         if len(found) < len(distinct):
-            device = next(self._network.parameters()).device
-            coefficients = self._network.backbone.mixture_coefficients(batch.to(device))
             for key in distinct:
                 if key not in found:
-                    row = None if coefficients is None else coefficients[keys.index(key)]
-                    found[key] = self._network.backbone.mixed_weights(row)
+                    found[key] = self._mixed(batch, keys.index(key))
                     self.n_mixed += 1
         if self._keep or not self._network.config.n_experts:
             self._store(found)
         return [found[key] for key in distinct], [distinct.index(key) for key in keys]
 
-    def _keys(self, batch: SystemBatch) -> list[Hashable]:
-        config = self._network.config
-        if not config.n_experts:
-            return [()] * batch.n_systems
+    def _mixed(self, batch: SystemBatch, number: int) -> ModelWeights:
+        """Mix the weights of one system: of what its key says and of nothing else, so that the bits do not depend on it."""
+        backbone = self._network.backbone
+        if not self._network.config.n_experts:
+            return backbone.mixed_weights(None)
+        composition = self._compositions(batch)[number]
+        numbers = torch.tensor([element for element, count in composition for _ in range(count)])
+        alone = replace(
+            batch,
+            positions=batch.positions.new_zeros(len(numbers), 3),
+            cell=batch.cell[number : number + 1],
+            pbc=batch.pbc[number : number + 1],
+            atomic_numbers=numbers,
+            system_idx=torch.zeros_like(numbers),
+            n_atoms=torch.tensor([len(numbers)]),
+            charge=batch.charge[number : number + 1],
+            spin=batch.spin[number : number + 1],
+            tasks=batch.tasks[number : number + 1],
+        )
+        coefficients = backbone.mixture_coefficients(alone.to(next(self._network.parameters()).device))
+        assert coefficients is not None
+        return backbone.mixed_weights(coefficients[0])
+
+    def _compositions(self, batch: SystemBatch) -> list[tuple[tuple[int, int], ...]]:
+        """Return the composition of each system as far as its mixture depends on it."""
         compositions = batch.compositions()
-        if not config.composition_counts_extra_zero:
-            compositions = [reduced_composition(composition) for composition in compositions]
+        if self._network.config.composition_counts_extra_zero:
+            return compositions
+        return [reduced_composition(composition) for composition in compositions]
+
+    def _keys(self, batch: SystemBatch) -> list[Hashable]:
+        if not self._network.config.n_experts:
+            return [()] * batch.n_systems
+        compositions = self._compositions(batch)
         rest = zip(batch.charge.tolist(), batch.spin.tolist(), batch.tasks, strict=True)
         return [(composition, *item) for composition, item in zip(compositions, rest, strict=True)]
 

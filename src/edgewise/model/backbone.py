@@ -238,7 +238,10 @@ class Backbone(nn.Module):
         inputs = self.system_embedding(batch)
         if self.config.use_composition_embedding:
             rows = self.composition_embedding(batch.atomic_numbers)
-            summed = rows.new_zeros(batch.n_systems, rows.shape[1]).index_add(0, batch.system_idx, rows)
+            # For one system in a fixed order, unlike `index_add` on GPUs.
+            one = batch.n_systems == 1
+            zeros = rows.new_zeros(batch.n_systems, rows.shape[1])
+            summed = rows.sum(0, keepdim=True) if one else zeros.index_add(0, batch.system_idx, rows)
             counts = batch.n_atoms + (1 if self.config.composition_counts_extra_zero else 0)
             inputs = torch.cat([summed / counts[:, None], inputs], dim=1)
         return routing_coefficients(self.routing_mlp(inputs), self.config.routing_norm)

@@ -243,7 +243,7 @@ class SystemSteps:
         if gradient is None:
             assert output.direct_forces is not None
             forces = output.direct_forces.to(torch.float64)
-            stress = torch.zeros(batch.n_systems, 3, 3) if output.direct_stress is None else output.direct_stress
+            stress = forces.new_zeros(batch.n_systems, 3, 3) if output.direct_stress is None else output.direct_stress
             stress = stress.to(forces)
         else:
             forces, stress = forces_and_virial(gradient, found.edge_vec, edges.tables, atoms.atom_starts)
