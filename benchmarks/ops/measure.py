@@ -52,6 +52,7 @@ def compare(
     bound: float,
     exact: Sequence[Tensor] | None = None,
     read: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None,
+    read_replaced: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Return one row: time, memory, difference and equality of two ways to compute the same.
 
@@ -62,11 +63,13 @@ def compare(
         bound: Largest relative L2 difference between both, and from `exact`; 0 asks for the same bits.
         exact: The same in float64, for the error of each.
         read: Turns what `ours` returns into what is compared, outside of what is timed; None where it is the same.
+        read_replaced: The same for what `replaced` returns.
 
     Raises:
         CheckFailedError: A difference is larger or NaN, or shapes differ; nothing is timed then.
     """
-    a, b = ours() if read is None else read(ours()), replaced()
+    a = ours() if read is None else read(ours())
+    b = replaced() if read_replaced is None else read_replaced(replaced())
     row: dict[str, Any] = {
         "row": name,
         "relative_difference": relative(a, b),

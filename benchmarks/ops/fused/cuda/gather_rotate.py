@@ -6,6 +6,7 @@ python benchmarks/ops/fused/cuda/gather_rotate.py [copper | random]
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from edgewise.ops.fused import gather_rotate as in_triton
 from edgewise.ops.fused.cuda import gather_rotate as in_cuda
-from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 
@@ -27,9 +28,7 @@ N_SLICES = 1
 
 
 def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and format that there are kernels for; tests give a problem of their own."""
-    if row_format not in (FLOAT16, FLOAT32):
-        return []
+    """Return the rows of one graph and format; tests give a problem of their own."""
     given = given or problem.make(graph, row_format)
     nodes, n, c = given.nodes(), given.n_coefficients, given.channels
     radial, slope = (given.random(given.n_edges, 2 * c * sum(given.shape.sizes), seed=seed) for seed in (3, 4))
@@ -37,7 +36,11 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
     tangents = torch.zeros(2 * (problem.LMAX + 1), given.n_edges, 3, device=given.device)
 
     def forward(kernels: Any) -> list[Tensor]:
-        return [kernels.gather_rotate(nodes, given.edges, radial, given.shape, given.empty(given.n_edges, 2 * n * c))]
+        out = given.operands(2 * n)
+        return [kernels.gather_rotate(nodes, given.edges, radial, given.shape, out, row_format=row_format)]
+
+    def values(found: Sequence[Tensor]) -> list[Tensor]:
+        return [given.values(found[0], 2 * c)]
 
     def adjoint(kernels: Any, n_slices: int) -> list[Tensor]:
         shares = given.empty(given.n_edges, n, c)
@@ -61,6 +64,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
             lambda: forward(in_triton),
             bound=bound,
             exact=[torch.cat(found, dim=1)],
+            read=values,
+            read_replaced=values,
         ),
         named
         | measure.compare(

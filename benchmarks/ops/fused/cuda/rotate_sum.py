@@ -6,6 +6,7 @@ python benchmarks/ops/fused/cuda/rotate_sum.py [copper | random]
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from edgewise.ops.fused import rotate_sum as in_triton
 from edgewise.ops.fused.cuda import rotate_sum as in_cuda
-from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference import edge_steps
 
 N_SLICES = 1
@@ -26,9 +27,7 @@ N_SLICES = 1
 
 
 def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None = None) -> list[dict[str, Any]]:
-    """Return the rows of one graph and format that there are kernels for; tests give a problem of their own."""
-    if row_format not in (FLOAT16, FLOAT32):
-        return []
+    """Return the rows of one graph and format; tests give a problem of their own."""
     given = given or problem.make(graph, row_format)
     gradient, n, c = given.nodes(), given.n_coefficients, given.channels
     features = given.rows(n)
@@ -41,9 +40,14 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         return [found[0] if n_slices == 1 else found.sum(0)]
 
     def adjoint(kernels: Any) -> list[Tensor]:
-        out = torch.empty_like(features)
-        kernels.rotate_sum_adjoint(gradient, features, bias, given.edges, given.shape, out, tangents.zero_())
+        out = given.operands(n)
+        kernels.rotate_sum_adjoint(
+            gradient, features, bias, given.edges, given.shape, out, tangents.zero_(), row_format=row_format
+        )
         return [out, tangents.sum(0)]
+
+    def values(found: Sequence[Tensor]) -> list[Tensor]:
+        return [given.values(found[0], c), found[1]]
 
     blocks, geometry = [block.double() for block in given.split(features, c)], given.geometry(torch.float64)
     summed = edge_steps.rotate_sum(blocks, given.order, geometry, c)
@@ -66,6 +70,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
             lambda: adjoint(in_triton),
             bound=bound,
             exact=[torch.cat(found, dim=1), found_tangents],
+            read=values,
+            read_replaced=values,
         ),
     ]
 

@@ -52,6 +52,16 @@ static inline unsigned int narrowed(float first, float second) {
   std::memcpy(&pair, two, 4);
   return pair;
 }
+static inline unsigned int bits_of(float value) {
+  unsigned int bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+static inline float of_bits(unsigned int bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
 static inline float of_other_lane(float value, int bit) {
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
   of_lane[warp][lane] = value;

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent.parent.parent / "benchmarks"
 
 
 @pytest.mark.parametrize("name", ["gather_rotate", "rotate_sum"])
-@pytest.mark.parametrize("row_format", [FLOAT16, FLOAT32], ids=lambda item: item.name)
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
 def test_checks_pass(name: str, row_format: RowFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     place = BENCHMARKS / "ops" / "fused" / "cuda" / f"{name}.py"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from edgewise.ops.fused.cuda.gather_rotate import gather_rotate, gather_rotate_adjoint
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 from tests import tolerances
@@ -112,14 +113,16 @@ def test_runs_repeat_to_the_bit() -> None:
 
 
 @pytest.mark.gpu
-def test_graphs_record_the_kernels() -> None:
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
+def test_graphs_record_the_kernels(row_format: RowFormat) -> None:
     given = Problem(2, 2, 1009, 128)
-    nodes, radial = given.nodes().float(), given.rows(256 * 6).half()
-    eager, replayed = (poisoned(given.capacity, 9 * 256, dtype=torch.float16) for _ in range(2))
-    gather_rotate(nodes, given.edges, radial, given.shape, eager)
+    nodes, radial = given.nodes().float(), given.rows(256 * 6).to(row_format.results)
+    columns = row_format.parts * 9 * 256
+    eager, replayed = (poisoned(given.capacity, columns, dtype=row_format.operands) for _ in range(2))
+    gather_rotate(nodes, given.edges, radial, given.shape, eager, row_format=row_format)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gather_rotate(nodes, given.edges, radial, given.shape, replayed)
+        gather_rotate(nodes, given.edges, radial, given.shape, replayed, row_format=row_format)
     assert replayed.isnan().all()
     graph.replay()
     assert torch.equal(replayed[:1009], eager[:1009])
@@ -152,6 +155,6 @@ def test_channels_between_vectors_are_refused() -> None:
 
 def test_formats_without_kernels_are_refused() -> None:
     given = Problem(2, 2, 7, 4)
-    out = poisoned(10, 2 * 9 * 8, dtype=torch.float16)
-    with pytest.raises(ValueError, match="rows are in split"):
+    out = poisoned(10, 9 * 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="rows are in float64; the kernels in CUDA C"):
         gather_rotate(given.nodes().float(), given.edges, given.rows(48).float(), given.shape, out)

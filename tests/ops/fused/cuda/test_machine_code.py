@@ -13,7 +13,7 @@ import triton
 from edgewise.errors import ModeUnavailableError
 from edgewise.ops.fused.cuda import _compiler, _kernels, keep_code_in, missing
 from edgewise.ops.fused.cuda._source import Form, degree_groups, source
-from edgewise.ops.fused.row_format import FLOAT16, FLOAT64, SPLIT
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, FLOAT64, SPLIT, TF32, RowFormat
 from edgewise.ops.reference import MessageShape
 from tests.ops.fused.cuda.emulator import KERNELS
 
@@ -41,9 +41,9 @@ def resources(code: bytes, folder: Path) -> list[dict[str, int | str]]:
 def test_kernels_compile_without_spills(architecture: int, lmax: int, mmax: int, tmp_path: Path) -> None:
     # Blackwell's code holds a few more values; that of its own has to be measured before blocks are made fewer there.
     allowed = 40 if architecture == 100 else 0
-    for dtype in (torch.float16, torch.float32):
+    for row_format in _kernels.FORMATS:
         for file, embedding in (("gather_rotate.cu", False), ("rotate_sum.cu", False), ("rotate_sum.cu", True)):
-            given = Form(lmax, mmax, 128, dtype, embedding)
+            given = Form(lmax, mmax, 128, row_format, embedding)
             code = _compiler.compile_cubin(source(file, given), file, architecture)
             rows = resources(code, tmp_path)
             print(given, *rows, sep="\n  ")
@@ -81,11 +81,14 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path, caplog
 def test_where_the_kernels_cannot_serve_there_is_a_reason() -> None:
     device = torch.device("cuda")
     assert "float64" in str(missing(MessageShape(2, 2, 128, 128), FLOAT64, device))
-    assert "rows are in split" in str(missing(MessageShape(2, 2, 128, 128), SPLIT, device))
     assert "6 channels" in str(missing(MessageShape(2, 2, 6, 6), FLOAT16, device))
     assert "lmax is 11" in str(missing(MessageShape(11, 2, 8, 8), FLOAT16, device))
     assert "the device is cpu" in str(missing(MessageShape(2, 2, 8, 8), FLOAT16, torch.device("cpu")))
-    assert missing(MessageShape(2, 2, 128, 128), FLOAT16, device) is None
+
+
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
+def test_every_format_of_rows_on_gpus_is_served(row_format: RowFormat) -> None:
+    assert missing(MessageShape(2, 2, 128, 128), row_format, torch.device("cuda")) is None
 
 
 def test_without_the_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from edgewise.errors import ModeUnavailableError
 from edgewise.ops.fused.cuda import _compiler
 from edgewise.ops.fused.cuda._driver import Grid, Kernel
 from edgewise.ops.fused.cuda._source import LANE_CHANNELS, LANES, ROW_TYPES, WARPS, Form, source
-from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, RowFormat
+from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat, plain_format
 from edgewise.ops.launch import check_tensor
 from edgewise.ops.reference.edges import MessageShape
 
@@ -29,6 +29,9 @@ ALIGNMENT = 16
 
 LARGEST_LMAX = 10
 """The totals of larger degrees do not fit into a block's shared memory."""
+
+FORMATS = (FLOAT16, SPLIT, TF32, FLOAT32)
+"""Formats of rows that there are kernels for."""
 
 _kept_in: list[Path] = []
 
@@ -62,9 +65,9 @@ def missing(shape: MessageShape, row_format: RowFormat, device: torch.device) ->
 
 
 def _unfit_format(row_format: RowFormat) -> str | None:
-    if row_format in (FLOAT16, FLOAT32):
+    if row_format in FORMATS:
         return None
-    return f"rows are in {row_format.name}; the kernels in CUDA C++ have float16 and float32"
+    return f"rows are in {row_format.name}; the kernels in CUDA C++ have {', '.join(item.name for item in FORMATS)}"
 
 
 def _unfit_shape(shape: MessageShape) -> str | None:
@@ -75,35 +78,45 @@ def _unfit_shape(shape: MessageShape) -> str | None:
     return None
 
 
-def check_format(row_format: RowFormat) -> None:
-    """Make sure that there are kernels for rows in a format.
+def format_of_results(rows: Tensor) -> RowFormat:
+    """Return the format that kernels are compiled for which write no operands.
+
+    Args:
+        rows: Results, of any shape.
 
     Raises:
-        ValueError: There are none.
+        ValueError: A type that there are no kernels for.
     """
-    unfit = _unfit_format(row_format)
-    if unfit:
-        raise ValueError(unfit)
+    if rows.dtype not in ROW_TYPES:
+        message = f"rows are {rows.dtype}; the kernels in CUDA C++ have {', '.join(map(str, ROW_TYPES))}"
+        raise ValueError(message)
+    return plain_format(rows.dtype)
 
 
-def check_types(shape: MessageShape, dtype: torch.dtype, rows: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+def check_types(
+    shape: MessageShape,
+    row_format: RowFormat,
+    rows: dict[str, Tensor],
+    others: dict[str, Tensor],
+    operands: dict[str, Tensor] | None = None,
+) -> None:
     """Make sure that a kernel takes tensors for what they are.
 
     Args:
         shape: Sizes.
-        dtype: Of the rows.
-        rows: Rows of edges by their names.
+        row_format: Of the rows.
+        rows: Results in rows of edges, by their names.
         others: What is float32 whatever the rows are.
+        operands: Rows that matrix products read.
 
     Raises:
-        ValueError: A shape or type that there are no kernels for, or a place that is no multiple of ALIGNMENT bytes.
+        ValueError: A shape, format or type that there are no kernels for, or a place that is no multiple of ALIGNMENT bytes.
     """
-    unfit = _unfit_shape(shape)
-    if dtype not in ROW_TYPES:
-        unfit = f"rows are {dtype}; the kernels in CUDA C++ have {', '.join(map(str, ROW_TYPES))}"
+    unfit = _unfit_format(row_format) or _unfit_shape(shape)
     if unfit:
         raise ValueError(unfit)
-    for wanted, tensors in ((dtype, rows), (torch.float32, others)):
+    kinds = (row_format.results, rows), (row_format.operands, operands or {}), (torch.float32, others)
+    for wanted, tensors in kinds:
         for name, tensor in tensors.items():
             check_tensor(name, tensor, tuple(tensor.shape), wanted)
             if tensor.data_ptr() % ALIGNMENT:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from edgewise.ops.fused import layout
+from edgewise.ops.fused.row_format import LOW_SCALE, TF32, RowFormat
 from edgewise.ops.reference.edges import MessageShape
 
 WARPS = 4
@@ -25,7 +26,7 @@ LARGEST_GROUP = 9
 """Coefficients of the degrees that a warp does together, at most, unless one degree alone has more."""
 
 BLOCKS = {torch.float16: 4, torch.float32: 3}
-"""Blocks that share a multiprocessor for lmax <= 2, by the type of rows: they bound the registers of a thread, by 128 and 168.
+"""Blocks that share a multiprocessor for lmax <= 2, by the type of results: they bound the registers of a thread, by 128 and 168.
 With fewer registers the adjoints spill and take twice as long."""
 
 ROW_TYPES = {torch.float16: "half_t", torch.float32: "float"}
@@ -41,14 +42,14 @@ class Form:
         lmax: Largest degree.
         mmax: Largest order on edges.
         channels: A multiple of LANE_CHANNELS.
-        dtype: Of the rows of edges.
+        row_format: Of the rows of edges; a plain one where no operands are written.
         embedding: The features are those of the degree embedding, which have m = 0 alone.
     """
 
     lmax: int
     mmax: int
     channels: int
-    dtype: torch.dtype
+    row_format: RowFormat
     embedding: bool = False
 
     @property
@@ -62,9 +63,9 @@ class Form:
         return len(degree_groups(self.lmax)) - 1
 
 
-def form(shape: MessageShape, dtype: torch.dtype, *, embedding: bool = False) -> Form:
+def form(shape: MessageShape, row_format: RowFormat, *, embedding: bool = False) -> Form:
     """Return what kernels on rows of a shape are compiled for."""
-    return Form(shape.lmax, shape.mmax, shape.channels, dtype, embedding)
+    return Form(shape.lmax, shape.mmax, shape.channels, row_format, embedding)
 
 
 def degree_groups(lmax: int) -> tuple[int, ...]:
@@ -86,8 +87,13 @@ def source(file: str, given: Form, *, device_part: str | None = None) -> str:
     """
     device = (_FOLDER / "device.cuh").read_text(encoding="utf-8") if device_part is None else device_part
     rest = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("rows.cuh", file)]
-    rows = f"typedef {ROW_TYPES[given.dtype]} row_t;\n"
-    return "\n".join([constants(given), device, rest[0], rows, rest[1]])
+    return "\n".join([constants(given), device, types(given.row_format), *rest])
+
+
+def types(row_format: RowFormat) -> str:
+    """Return the types of rows as CUDA C++."""
+    operand, result = ROW_TYPES[row_format.operands], ROW_TYPES[row_format.results]
+    return f"struct half_t;\ntypedef {operand} operand_t;\ntypedef {result} row_t;\n"
 
 
 def constants(given: Form) -> str:
@@ -95,6 +101,7 @@ def constants(given: Form) -> str:
     lmax, mmax, groups = given.lmax, given.mmax, degree_groups(given.lmax)
     degrees, orders = range(lmax + 1), range(-mmax, mmax + 1)
     turned = range(-mmax - 1, mmax + 2)  # rotations go one order further
+    row_format = given.row_format
     sizes = {
         "LMAX": lmax,
         "MMAX": mmax,
@@ -111,11 +118,17 @@ def constants(given: Form) -> str:
         "GROUPS": len(groups) - 1,
         "MOST_ROWS": max(end**2 - start**2 for start, end in itertools.pairwise(groups)),
         # A degree above 2 alone takes more registers.
-        "BLOCKS": BLOCKS[given.dtype] if lmax <= 2 else 1,
+        "BLOCKS": BLOCKS[row_format.results] if lmax <= 2 else 1,
+        "PARTS": row_format.parts,
+        "ROUNDED_TO_TF32": int(row_format is TF32),
     }
     tables = {
         "COEFFICIENT": [
             [layout.coefficient(degree, order, lmax) if abs(order) <= degree else -1 for order in orders]
+            for degree in degrees
+        ],
+        "OPERAND": [
+            [_operand(degree, order, lmax, row_format) if abs(order) <= degree else -1 for order in orders]
             for degree in degrees
         ],
         "RADIAL_FACTOR": [
@@ -135,11 +148,18 @@ def constants(given: Form) -> str:
     highest = [layout.highest(degree, mmax) for degree in degrees]
     return "\n".join([
         *(f"constexpr int {name} = {value};" for name, value in sizes.items()),
+        f"constexpr float LOW_SCALE = {LOW_SCALE};",
         _row("GROUP_STARTS", groups),
         _row("HIGHEST", highest),
+        _row("NEXT_PART", [layout.order_size(m, lmax, 0) for m in range(mmax + 1)]),
         *(_table(name, rows) for name, rows in tables.items()),
         "",
     ])  # fmt: skip
+
+
+def _operand(degree: int, order: int, lmax: int, row_format: RowFormat) -> int:
+    """Return where the first part of a coefficient stands; the parts of an order stand one after the other."""
+    return layout.coefficient(degree, order, lmax) + (row_format.parts - 1) * layout.order_start(order, lmax, 0)
 
 
 def _row(name: str, values: Sequence[int]) -> str:

@@ -36,5 +36,9 @@ __device__ __forceinline__ unsigned int narrowed(float first, float second) {
   return found;
 }
 
+__device__ __forceinline__ unsigned int bits_of(float value) { return __float_as_uint(value); }
+
+__device__ __forceinline__ float of_bits(unsigned int bits) { return __uint_as_float(bits); }
+
 // The value of the lane whose number differs in one bit.
 __device__ __forceinline__ float of_other_lane(float value, int bit) { return __shfl_xor_sync(~0u, value, bit); }

@@ -3,7 +3,7 @@
 // A warp does one end of an edge: rows of both ends stand side by side, 2 * CHANNELS to a coefficient.
 
 template <int DEGREE>
-__device__ __forceinline__ void forward_degree(const float* x, const float* geometry, const row_t* radial, row_t* out) {
+__device__ __forceinline__ void forward_degree(const float* x, const float* geometry, const row_t* radial, operand_t* out) {
   constexpr int KEPT = least(DEGREE, MMAX);
   Vector of_node[2 * DEGREE + 1];
   load_degree<DEGREE>(of_node, x);
@@ -11,15 +11,15 @@ __device__ __forceinline__ void forward_degree(const float* x, const float* geom
   for_each<0, KEPT + 1>([&](auto m) { factors[m] = load_row(radial + radial_factor<DEGREE, m> * (2 * CHANNELS)); });
   const Rotation<DEGREE> rotation(geometry);
   for_each<-KEPT, KEPT + 1>([&](auto order) {
-    constexpr int m = order, place = coefficient<DEGREE, m>;
+    constexpr int m = order;
     const Vector y = rotation.template into_frame<m>(of_node);
-    store_row(out + place * (2 * CHANNELS), factors[m < 0 ? -m : m] * y);
+    store_operand<DEGREE, m, 2 * CHANNELS>(out, factors[m < 0 ? -m : m] * y);
   });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gather_rotate(const float* __restrict__ nodes, const int* __restrict__ ends, const float* __restrict__ geometry,
-              const row_t* __restrict__ radial, row_t* __restrict__ out, const int* __restrict__ n_live, int n_edges) {
+              const row_t* __restrict__ radial, operand_t* __restrict__ out, const int* __restrict__ n_live, int n_edges) {
   const int lane = threadIdx.x % LANES;
   const long long task = blockIdx.x * static_cast<long long>(WARPS) + threadIdx.x / LANES, edge = task / 2;
   const int end = task % 2;
@@ -30,7 +30,7 @@ gather_rotate(const float* __restrict__ nodes, const int* __restrict__ ends, con
     const int column = end * CHANNELS + channel;
     const float* x = nodes + atom * (N_COEFFICIENTS * CHANNELS) + channel;
     const row_t* r = radial + edge * (FACTORS * 2 * CHANNELS) + column;
-    row_t* o = out + edge * (COEFFICIENTS * 2 * CHANNELS) + column;
+    operand_t* o = out + edge * (PARTS * COEFFICIENTS * 2 * CHANNELS) + column;
     for_each<0, GROUPS>([&](auto group) {
       if (blockIdx.y == group) {
         for_each<Group<group>::FIRST, Group<group>::END>(

@@ -1,7 +1,7 @@
 """Node -> edge in CUDA C++: gather both ends of each edge, rotate them into its frame and scale them, and the adjoint.
 
-The functions take what those of `edgewise.ops.fused.gather_rotate` take, for float16 and float32 rows and any multiple of 4
-channels. A warp does one end of an edge, four channels a lane, with the rotation in its registers; the targets' shares are
+The functions take what those of `edgewise.ops.fused.gather_rotate` take, for rows of float16, of float32 and of
+float32 with operands in two parts or rounded to TF32, and any multiple of 4 channels. A warp does one end of an edge, four channels a lane, with the rotation in its registers; the targets' shares are
 summed by a block for each atom, whose warps take its edges in turn.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from edgewise.ops.fused.cuda._kernels import check_format, check_types, launch
+from edgewise.ops.fused.cuda._kernels import check_types, format_of_results, launch
 from edgewise.ops.fused.cuda._source import WARPS, form
 from edgewise.ops.fused.layout import n_edge_coefficients
 from edgewise.ops.fused.row_format import RowFormat, format_of
@@ -35,20 +35,21 @@ def gather_rotate(
         edges: Ends, geometry and number of the edges.
         radial: [capacity, sum of n_m * 2 * channels].
         shape: Sizes.
-        out: [capacity, n_edge_coefficients * 2 * channels], written up to the last edge there is.
-        row_format: How `out` is written, float16 or float32; see `format_of`.
+        out: [capacity, n_edge_coefficients * 2 * channels], in the parts of the format, written up to the last edge there is.
+        row_format: How `out` is written; see `format_of`.
 
     Raises:
         ValueError: Tensors that do not fit together, or that there are no kernels for.
         ModeUnavailableError: The kernels cannot be compiled or launched.
     """
-    channels, given = shape.channels, form(shape, out.dtype)
+    channels = shape.channels
     n_values = n_edge_coefficients(shape.lmax, shape.mmax) * 2 * channels
-    check_format(format_of(out, n_values, row_format))
+    given = form(shape, format_of(out, n_values, row_format))
     check_rows("radial", radial, edges.capacity, sum(shape.sizes) * 2 * channels)
-    check_rows("out", out, edges.capacity, n_values)
+    check_rows("out", out, edges.capacity, given.row_format.parts * n_values)
     check_rows("nodes", nodes.flatten(1), nodes.shape[0], (shape.lmax + 1) ** 2 * channels)
-    check_types(shape, out.dtype, {"radial": radial, "out": out}, {"nodes": nodes, "geometry": edges.geometry})
+    others = {"nodes": nodes, "geometry": edges.geometry}
+    check_types(shape, given.row_format, {"radial": radial}, others, {"out": out})
     if edges.capacity:
         grid = -(-2 * edges.capacity // WARPS), given.n_groups, 1
         arguments = (nodes, edges.ends, edges.geometry, radial, out, edges.n_live, edges.capacity)
@@ -87,7 +88,7 @@ def gather_rotate_adjoint(
         ValueError: Tensors that do not fit together, or that there are no kernels for.
         ModeUnavailableError: The kernels cannot be compiled or launched.
     """
-    channels, n_atoms, given = shape.channels, nodes.shape[0], form(shape, gradient.dtype)
+    channels, n_atoms, given = shape.channels, nodes.shape[0], form(shape, format_of_results(gradient))
     n_coefficients = (shape.lmax + 1) ** 2
     for name, tensor in (("radial", radial), ("radial_slope", radial_slope)):
         check_rows(name, tensor, edges.capacity, sum(shape.sizes) * 2 * channels)
@@ -98,7 +99,7 @@ def gather_rotate_adjoint(
     check_rows("tangents", tangents.flatten(0, 1), 2 * (shape.lmax + 1) * edges.capacity, 3)
     check_types(
         shape,
-        gradient.dtype,
+        given.row_format,
         {"gradient": gradient, "radial": radial, "radial_slope": radial_slope, "rows": rows},
         {"nodes": nodes, "geometry": edges.geometry, "to_nodes": to_nodes, "tangents": tangents},
     )

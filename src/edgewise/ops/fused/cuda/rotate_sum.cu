@@ -55,7 +55,7 @@ rotate_sum(const row_t* __restrict__ features, const float* __restrict__ bias, c
 // Writes the gradients of one degree's features; adds this lane's share of torque, without the envelope, and of slope.
 template <int DEGREE>
 __device__ __forceinline__ void adjoint_degree(const float* gradient, const row_t* features, const float* bias,
-                                               const row_t* features_slope, const float* geometry, row_t* out,
+                                               const row_t* features_slope, const float* geometry, operand_t* out,
                                                float envelope, float envelope_slope, float scale, Tangents& tangents) {
   constexpr int KEPT = least(DEGREE, ORDERS), TOP = least(HIGHEST[DEGREE], ORDERS + 1);
   Vector z[2 * KEPT + 1], y[2 * TOP + 1];
@@ -67,12 +67,11 @@ __device__ __forceinline__ void adjoint_degree(const float* gradient, const row_
     for_each<-TOP, TOP + 1>([&](auto m) { y[m + TOP] = rotation.template into_frame<m>(of_node); });
   }
   for_each<-KEPT, KEPT + 1>([&](auto m) {
-    constexpr int place = coefficient<DEGREE, m> * CHANNELS;
     tangents.slope += envelope_slope * dot(y[m + TOP], z[m + KEPT]);
     if constexpr (EMBEDDING) {
-      tangents.slope += envelope * dot(y[m + TOP], load_row(features_slope + place));
+      tangents.slope += envelope * dot(y[m + TOP], load_row(features_slope + coefficient<DEGREE, m> * CHANNELS));
     } else {
-      store_row(out + place, (envelope * scale) * y[m + TOP]);
+      store_operand<DEGREE, m, CHANNELS>(out, (envelope * scale) * y[m + TOP]);
     }
   });
   tangents.add_torque<DEGREE, KEPT, TOP>(z, y);
@@ -81,7 +80,7 @@ __device__ __forceinline__ void adjoint_degree(const float* gradient, const row_
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 rotate_sum_to_edges(const float* __restrict__ gradient, const int* __restrict__ ends, const float* __restrict__ scales,
                     const float* __restrict__ geometry, const row_t* __restrict__ features,
-                    const float* __restrict__ bias, const row_t* __restrict__ features_slope, row_t* __restrict__ out,
+                    const float* __restrict__ bias, const row_t* __restrict__ features_slope, operand_t* __restrict__ out,
                     float* __restrict__ tangents, const int* __restrict__ n_live, int n_edges) {
   const int lane = threadIdx.x % LANES;
   const long long edge = blockIdx.x * static_cast<long long>(WARPS) + threadIdx.x / LANES;
@@ -97,8 +96,9 @@ rotate_sum_to_edges(const float* __restrict__ gradient, const int* __restrict__ 
       for (int channel = lane * LANE_CHANNELS; channel < CHANNELS; channel += WARP_CHANNELS) {
         const float* g = gradient + target * (N_COEFFICIENTS * CHANNELS) + channel;
         const long long here = edge * (COEFFICIENTS * CHANNELS) + channel;
+        const long long operands = here + edge * ((PARTS - 1) * COEFFICIENTS * CHANNELS);
         for_each<Group<group>::FIRST, Group<group>::END>([&](auto degree) {
-          adjoint_degree<degree>(g, features + here, bias + channel, features_slope + here, of_edge, out + here,
+          adjoint_degree<degree>(g, features + here, bias + channel, features_slope + here, of_edge, out + operands,
                                  envelope, envelope_slope, scale, found);
         });
       }

@@ -1,14 +1,14 @@
 """Edge -> node in CUDA C++: rotate edge features back, scale them by the envelope and sum them, and the adjoint.
 
-The functions take what those of `edgewise.ops.fused.rotate_sum` take, for float16 and float32 rows and any multiple of 4
-channels. A block sums the edges into an atom, each of its warps those whose turn it is; the adjoint has a warp for each edge.
+The functions take what those of `edgewise.ops.fused.rotate_sum` take, for rows of float16, of float32 and of
+float32 with operands in two parts or rounded to TF32, and any multiple of 4 channels. A block sums the edges into an atom, each of its warps those whose turn it is; the adjoint has a warp for each edge.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from edgewise.ops.fused.cuda._kernels import check_format, check_types, launch
+from edgewise.ops.fused.cuda._kernels import check_types, format_of_results, launch
 from edgewise.ops.fused.cuda._source import WARPS, form
 from edgewise.ops.fused.layout import n_edge_coefficients
 from edgewise.ops.fused.row_format import RowFormat, format_of
@@ -36,13 +36,13 @@ def rotate_sum(
         ValueError: Tensors that do not fit together, or that there are no kernels for.
         ModeUnavailableError: The kernels cannot be compiled or launched.
     """
-    given = form(shape, features.dtype, embedding=embedding)
+    given = form(shape, format_of_results(features), embedding=embedding)
     n_slices, n_atoms = nodes.shape[:2]
     check_rows("features", features, edges.capacity, n_edge_coefficients(shape.lmax, given.orders) * shape.channels)
     check_rows("nodes", nodes.flatten(2).flatten(0, 1), n_slices * n_atoms, (shape.lmax + 1) ** 2 * shape.channels)
     check_rows("bias", bias[None], 1, (shape.lmax + 1) * shape.channels)
     others = {"nodes": nodes, "bias": bias, "geometry": edges.geometry}
-    check_types(shape, features.dtype, {"features": features}, others)
+    check_types(shape, given.row_format, {"features": features}, others)
     if n_atoms:
         arguments = (features, bias, edges.target_starts, edges.geometry, nodes, n_atoms)
         launch(FILE, "rotate_sum", given, (n_atoms, given.n_groups, n_slices), arguments)
@@ -69,29 +69,30 @@ def rotate_sum_adjoint(
         bias: As before.
         edges: As before.
         shape: As before.
-        out: Like the features, receives their gradients times the target's scale; not written for the embedding, and no
-            part of the features otherwise.
+        out: Like the features, in the parts of the format, receives their gradients times the target's scale; not written
+            for the embedding, and no part of the features otherwise.
         tangents: [lmax + 1, capacity, 3] float32, added to: (T_x, T_z, dE/dd) by degree; the first degree of a group
             stands for all of it.
         features_slope: Of the embedding: derivatives of the features with respect to the distance, 1/Å.
-        row_format: How `out` is written, float16 or float32; see `format_of`.
+        row_format: How `out` is written; see `format_of`.
 
     Raises:
         ValueError: Tensors that do not fit together, or that there are no kernels for.
         ModeUnavailableError: The kernels cannot be compiled or launched.
     """
-    given = form(shape, features.dtype, embedding=features_slope is not None)
+    embedding = features_slope is not None
     slope = features if features_slope is None else features_slope
-    rows = {"features": features, "features_slope": slope, "out": out}
-    n_columns = n_edge_coefficients(shape.lmax, given.orders) * shape.channels
-    check_format(format_of(out, n_columns, None if given.embedding else row_format))
+    n_columns = n_edge_coefficients(shape.lmax, 0 if embedding else shape.mmax) * shape.channels
+    written = format_of_results(out) if embedding else format_of(out, n_columns, row_format)
+    given, rows = form(shape, written, embedding=embedding), {"features": features, "features_slope": slope}
+    check_rows("out", out, edges.capacity, written.parts * n_columns)
     for name, tensor in rows.items():
         check_rows(name, tensor, edges.capacity, n_columns)
     check_rows("gradient", gradient.flatten(1), gradient.shape[0], (shape.lmax + 1) ** 2 * shape.channels)
     check_rows("tangents", tangents.flatten(0, 1), (shape.lmax + 1) * edges.capacity, 3)
     check_rows("bias", bias[None], 1, (shape.lmax + 1) * shape.channels)
     others = {"gradient": gradient, "tangents": tangents, "bias": bias, "geometry": edges.geometry}
-    check_types(shape, features.dtype, rows, others)
+    check_types(shape, written, rows, others, {"out": out})
     if edges.capacity:
         grid = -(-edges.capacity // WARPS), given.n_groups, 1
         arguments = (

@@ -1,6 +1,7 @@
 // Rows of edges and nodes as the kernels read them: a warp holds 128 channels of a coefficient, four a lane.
 //
-// In front of this file stand `device.cuh` and the constants that `_source.py` writes from `layout.py`.
+// In front of this file stand `device.cuh` and what `_source.py` writes: constants from `layout.py`, and the types of rows,
+// operand_t of what matrix products read and row_t of everything else.
 
 constexpr int WARP_CHANNELS = LANES * LANE_CHANNELS;
 constexpr int THREADS = WARPS * LANES;
@@ -38,32 +39,65 @@ __device__ __forceinline__ Vector operator*(Vector a, Vector b) {
 __device__ __forceinline__ Vector operator+(Vector a, Vector b) {
   return {{a.of.x + b.of.x, a.of.y + b.of.y, a.of.z + b.of.z, a.of.w + b.of.w}};
 }
+__device__ __forceinline__ Vector operator-(Vector a, Vector b) {
+  return {{a.of.x - b.of.x, a.of.y - b.of.y, a.of.z - b.of.z, a.of.w - b.of.w}};
+}
 __device__ __forceinline__ float dot(Vector a, Vector b) {
   return a.of.x * b.of.x + a.of.y * b.of.y + a.of.z * b.of.z + a.of.w * b.of.w;
 }
 
 // Rows of edges are read and written once; nodes are read by every edge.
-__device__ __forceinline__ Vector load_row(const float* place) { return {load_16(place)}; }
-__device__ __forceinline__ Vector load_row(const half_t* place) {
-  const uint2 words = load_8(place);
+__device__ __forceinline__ Vector vector_of(uint2 words) {
   const float2 first = widened(words.x), second = widened(words.y);
   return {{first.x, first.y, second.x, second.y}};
 }
+__device__ __forceinline__ uint2 halves_of(Vector value) {
+  return {narrowed(value.of.x, value.of.y), narrowed(value.of.z, value.of.w)};
+}
+__device__ __forceinline__ Vector load_row(const float* place) { return {load_16(place)}; }
+__device__ __forceinline__ Vector load_row(const half_t* place) { return vector_of(load_8(place)); }
 __device__ __forceinline__ Vector load_node(const float* place) { return {load_again(place)}; }
 __device__ __forceinline__ void store_row(float* place, Vector value) { store_16(place, value.of); }
-__device__ __forceinline__ void store_row(half_t* place, Vector value) {
-  store_8(place, uint2{narrowed(value.of.x, value.of.y), narrowed(value.of.z, value.of.w)});
+__device__ __forceinline__ void store_row(half_t* place, Vector value) { store_8(place, halves_of(value)); }
+
+// To nearest, ties to even, to the 10 bits of TF32; NaN, which adding to bits may destroy, stays.
+__device__ __forceinline__ float to_tf32(float value) {
+  const unsigned int bits = bits_of(value);
+  const bool is_number = (bits & 0x7FFFFFFFu) <= 0x7F800000u;
+  return is_number ? of_bits((bits + 0xFFFu + (bits >> 13 & 1u)) & ~0x1FFFu) : value;
+}
+__device__ __forceinline__ Vector to_tf32(Vector value) {
+  return {{to_tf32(value.of.x), to_tf32(value.of.y), to_tf32(value.of.z), to_tf32(value.of.w)}};
 }
 
 __device__ constexpr int least(int a, int b) { return a < b ? a : b; }
 
-// Where a coefficient and the factors of the orders +-M stand in the rows of an edge; how M and M + 1 are coupled.
+// Where a coefficient, the first part of its operand, the second behind that one, and the factors of the orders +-M stand in the rows of an edge; how M and M + 1 are coupled.
 template <int DEGREE, int ORDER>
 constexpr int coefficient = COEFFICIENT[DEGREE][ORDER + MMAX];
+template <int DEGREE, int ORDER>
+constexpr int operand = OPERAND[DEGREE][ORDER + MMAX];
+template <int ORDER>
+constexpr int next_part = NEXT_PART[ORDER < 0 ? -ORDER : ORDER];
 template <int DEGREE, int M>
 constexpr int radial_factor = RADIAL_FACTOR[DEGREE][M];
 template <int DEGREE, int M>
 constexpr float coupling = COUPLING[DEGREE][M];
+
+// Writes a coefficient as `operands.store_operand` does; a place has WIDTH columns.
+template <int DEGREE, int ORDER, int WIDTH>
+__device__ __forceinline__ void store_operand(operand_t* row, Vector value) {
+  operand_t* place = row + operand<DEGREE, ORDER> * WIDTH;
+  if constexpr (PARTS == 2) {
+    const uint2 high = halves_of(value);
+    store_8(place, high);
+    store_8(place + next_part<ORDER> * WIDTH, halves_of(LOW_SCALE * (value - vector_of(high))));
+  } else if constexpr (ROUNDED_TO_TF32) {
+    store_row(place, to_tf32(value));
+  } else {
+    store_row(place, value);
+  }
+}
 
 // The rotation of one degree of an edge, in registers; scalars are not turned.
 template <int DEGREE>
