@@ -229,6 +229,7 @@ def _fast_ops(config: ModelConfig, settings: InferenceSettings, device: torch.de
 
 def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.device) -> tuple[Ops, dict[str, str]]:
     """Return the operations of the network that Hessians differentiate, and for each step what runs."""
+    from edgewise.engine.fused.kernel_nodes import WIDEST
     from edgewise.engine.fused.kernel_runner import FORMATS
     from edgewise.ops.fused import cuda, edge_geometry
     from edgewise.ops.launch import is_interpreted
@@ -239,7 +240,10 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     why = cuda.missing(shape, FORMATS[settings.resolve_precision(device.type, "fused")], device)
     edges = "CUDA C++ kernels" if why is None else f"{kernels} ({why})"
     plain_geometry = f"plain PyTorch, since the kernels do not serve lmax {config.lmax}"
-    spectral = config.feed_forward == "spectral"
+    widest = max(config.channels, config.hidden_channels)
+    plain_nodes = (
+        f"plain PyTorch, since the kernels serve widths up to {WIDEST}, not {widest}" if widest > WIDEST else ""
+    )
     steps = {
         "edge_geometry": kernels if edge_geometry.serves(shape) else plain_geometry,
         "radial_networks": f"{kernels}, last layers by {library}",
@@ -248,8 +252,8 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
         "gate": kernels,
         "rotate_sum": edges,
         "norm": kernels,
-        "feed_forward": kernels if spectral else f"plain PyTorch, {library} products ({config.feed_forward})",
-        "energy_head": kernels,
+        "feed_forward": plain_nodes or kernels,
+        "energy_head": plain_nodes or kernels,
     }
     return REFERENCE, steps
 

@@ -22,6 +22,7 @@ from edgewise.ops.fused import (
     gate,
     gather_rotate,
     gradient_scales,
+    grid_feed_forward,
     neighbor_list,
     neighbor_list_kernels,
     norm,
@@ -156,7 +157,13 @@ def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
         yield "feed_forward adjoint", feed_forward._feed_forward_adjoint, constants, types, feed_forward.WARPS
         constants = {**constants, "ROWS": feed_forward.GATE_ATOMS}
         yield "gates adjoint", feed_forward._gates_adjoint, constants, types, feed_forward.GATE_WARPS
-    types = {**types, "tiles": "*i32"}
+    types = {**types, **dict.fromkeys(("to_grid", "from_grid", "third"), "*fp16"), "tiles": "*i32"}
+    for n_coefficients, rows, n_tiles in ((9, 16, 3), (25, 32, 7)):
+        sizes = {"COEFFICIENTS": n_coefficients, "CHANNELS": CHANNELS, "TILES": n_tiles, "ROWS": rows}
+        constants = {**sizes, "POINTS": grid_feed_forward.POINTS, "COLUMNS": CHANNELS, "WIDE": CHANNELS}
+        forward, adjoint = grid_feed_forward._grid_feed_forward, grid_feed_forward._grid_feed_forward_adjoint
+        yield "grid_feed_forward", forward, constants, types, grid_feed_forward.WARPS
+        yield "grid_feed_forward adjoint", adjoint, constants, types, grid_feed_forward.ADJOINT_WARPS
     widths = {"STRIDE": 9 * CHANNELS, "CHANNELS": CHANNELS, "COLUMNS": CHANNELS, "WIDE": CHANNELS}
     for gradient in (True, False):
         constants = {**widths, "ROWS": energy_head.ATOMS, "GRADIENT": gradient}

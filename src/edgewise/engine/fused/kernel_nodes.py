@@ -16,9 +16,15 @@ from edgewise.ops.fused.balance import balance, balance_adjoint
 from edgewise.ops.fused.embedding import embedding
 from edgewise.ops.fused.energy_head import HeadTables, energy_head, head_tables
 from edgewise.ops.fused.feed_forward import SpectralTables, feed_forward, feed_forward_adjoint, spectral_tables
+from edgewise.ops.fused.grid_feed_forward import (
+    GridTables,
+    grid_feed_forward,
+    grid_feed_forward_adjoint,
+    grid_tables,
+)
 from edgewise.ops.fused.norm import NormTables, norm, norm_adjoint, norm_of_sum, norm_tables
 from edgewise.ops.fused.split_kernels import WIDEST
-from edgewise.ops.reference.feed_forward import FeedForwardWeights, SpectralWeights
+from edgewise.ops.reference.feed_forward import FeedForwardWeights, GridWeights
 from edgewise.ops.reference.norm import NormWeights
 from edgewise.systems import SystemBatch
 
@@ -32,12 +38,12 @@ class _OfGate:
 
 
 class KernelNodes(StepNodes):
-    """Kernels; feed-forward networks on a grid, and what is wider than a multiprocessor holds, are plain PyTorch."""
+    """Kernels; networks that are wider than what a multiprocessor holds are plain PyTorch."""
 
     def __init__(self) -> None:
         """Begin without tables: they are made when weights are first seen, and kept as long as these."""
         self._tables: WeakKeyDictionary[NormWeights, NormTables] = WeakKeyDictionary()
-        self._networks: WeakKeyDictionary[FeedForwardWeights, SpectralTables] = WeakKeyDictionary()
+        self._networks: WeakKeyDictionary[FeedForwardWeights, SpectralTables | GridTables] = WeakKeyDictionary()
         self._heads: WeakKeyDictionary[EnergyWeights, HeadTables] = WeakKeyDictionary()
 
     def embed(self, x: Tensor, numbers: Tensor, table: Tensor, at_atoms: Tensor) -> Tensor:
@@ -60,16 +66,18 @@ class KernelNodes(StepNodes):
         self, h: Tensor, weights: Sequence[FeedForwardWeights], segments: Sequence[EdgeSegment], base: Tensor
     ) -> tuple[Tensor, object]:
         """See `StepNodes`."""
-        networks = self._spectral(weights)
-        if networks is None:
+        if not _fit(weights):
             return super().feed_forward(h, weights, segments, base)
-        n_atoms, n_coefficients, _ = h.shape
-        out, hidden = torch.empty_like(base), h.new_empty(n_atoms, n_coefficients, networks[0].hidden)
-        before_gate = h.new_empty(n_atoms, networks[0].lmax, networks[0].hidden)
+        networks, out = [self._network(item) for item in weights], torch.empty_like(base)
+        kept = _room_for_gate(h, networks[0])
         for item in segments:
-            given = (tensor[item.start : item.stop] for tensor in (base, hidden, before_gate, out))
-            feed_forward(h[item.start : item.stop], networks[item.weights], *given)
-        return out, _OfGate(hidden, before_gate)
+            rows, network = slice(item.start, item.stop), networks[item.weights]
+            if isinstance(network, GridTables):
+                grid_feed_forward(h[rows], network, base[rows], out[rows])
+            else:
+                assert kept is not None
+                feed_forward(h[rows], network, base[rows], kept.hidden[rows], kept.before_gate[rows], out[rows])
+        return out, kept
 
     def feed_forward_adjoint(
         self,
@@ -80,14 +88,19 @@ class KernelNodes(StepNodes):
         kept: object,
     ) -> Tensor:
         """See `StepNodes`."""
-        networks = self._spectral(weights)
-        if networks is None:
+        if not _fit(weights):
             return super().feed_forward_adjoint(h, weights, segments, gradient, kept)
-        assert isinstance(kept, _OfGate)
-        products, out = torch.empty_like(kept.hidden), torch.empty_like(h)
+        networks, out = [self._network(item) for item in weights], torch.empty_like(h)
+        products = torch.empty_like(kept.hidden) if isinstance(kept, _OfGate) else None
         for item in segments:
-            given = (tensor[item.start : item.stop] for tensor in (kept.hidden, kept.before_gate, products, out))
-            feed_forward_adjoint(gradient[item.start : item.stop], networks[item.weights], *given)
+            rows, network = slice(item.start, item.stop), networks[item.weights]
+            if isinstance(network, GridTables):
+                grid_feed_forward_adjoint(h[rows], network, gradient[rows], out[rows])
+            else:
+                assert isinstance(kept, _OfGate)
+                assert products is not None
+                of_gate = kept.hidden[rows], kept.before_gate[rows], products[rows]
+                feed_forward_adjoint(gradient[rows], network, *of_gate, out[rows])
         return out
 
     def balance(self, x: Tensor, config: ModelConfig, batch: SystemBatch, plan: AtomPlan) -> Tensor:
@@ -121,13 +134,22 @@ class KernelNodes(StepNodes):
             self._tables[weights] = norm_tables(weights)
         return self._tables[weights]
 
-    def _spectral(self, weights: Sequence[FeedForwardWeights]) -> list[SpectralTables] | None:
-        """Return the networks as the kernels read them; None for those that plain PyTorch evaluates."""
-        found: list[SpectralTables] = []
-        for item in weights:
-            if not isinstance(item, SpectralWeights) or max(item.first.shape[1:]) > WIDEST:
-                return None
-            if item not in self._networks:
-                self._networks[item] = spectral_tables(item)
-            found.append(self._networks[item])
-        return found
+    def _network(self, weights: FeedForwardWeights) -> SpectralTables | GridTables:
+        if weights not in self._networks:
+            is_grid = isinstance(weights, GridWeights)
+            self._networks[weights] = grid_tables(weights) if is_grid else spectral_tables(weights)
+        return self._networks[weights]
+
+
+def _fit(weights: Sequence[FeedForwardWeights]) -> bool:
+    """Tell whether networks, which all have the same sizes, are narrow enough for the kernels."""
+    first = weights[0]
+    return max((first.layers[0] if isinstance(first, GridWeights) else first.first[0]).shape) <= WIDEST
+
+
+def _room_for_gate(h: Tensor, network: SpectralTables | GridTables) -> _OfGate | None:
+    """Return memory for what is between the maps; networks on a grid leave nothing there."""
+    if isinstance(network, GridTables):
+        return None
+    hidden, n_atoms = network.hidden, h.shape[0]
+    return _OfGate(h.new_empty(n_atoms, h.shape[1], hidden), h.new_empty(n_atoms, network.lmax, hidden))

@@ -47,18 +47,18 @@ def padded_rows(rows: Tensor) -> Tensor:
 def forward_product(x, matrices, number, OUT: tl.constexpr, IN: tl.constexpr):
     """Return x [rows, IN] times the transpose of a matrix [OUT, IN]."""
     here = matrices + number * (2 * OUT * IN) + tl.arange(0, OUT)[None, :] * IN + tl.arange(0, IN)[:, None]
-    return _scaled_product(x, tl.load(here), tl.load(here + OUT * IN))
+    return scaled_product(x, tl.load(here), tl.load(here + OUT * IN))
 
 
 @triton.jit
 def adjoint_product(gradient, matrices, number, OUT: tl.constexpr, IN: tl.constexpr):
     """Return a gradient [rows, OUT] times a matrix [OUT, IN]."""
     here = matrices + number * (2 * OUT * IN) + tl.arange(0, OUT)[:, None] * IN + tl.arange(0, IN)[None, :]
-    return _scaled_product(gradient, tl.load(here), tl.load(here + OUT * IN))
+    return scaled_product(gradient, tl.load(here), tl.load(here + OUT * IN))
 
 
 @triton.jit
-def _scaled_product(x, high, low):
+def scaled_product(x, high, low):
     """Return x times a matrix in two parts; the exponent of a row's largest entry is read off its bits."""
     bits = tl.max(tl.abs(x), axis=1).to(tl.int32, bitcast=True)
     # Where the power or its inverse is not a normal number, a nearby one will do.
@@ -73,3 +73,16 @@ def silu_slope(x):
     """Return the derivative of SiLU."""
     s = tl.sigmoid(x)
     return s * (1 + x * (1 - s))
+
+
+@triton.jit
+def grid_product(high, low, x):
+    """Return a matrix in two parts, between coefficients and a grid, times x; all of x shares one power of two."""
+    bits = tl.max(tl.max(tl.abs(x), axis=1), axis=0).to(tl.int32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(bits >> 23, 2), 252)
+    x = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    x_high = x.to(tl.float16)
+    x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
+    small = tl.dot(low, x_high)
+    small = tl.dot(high, x_low, small)
+    return (tl.dot(high, x_high) + small * (1 / 2048.0)) * (exponent << 23).to(tl.float32, bitcast=True)
