@@ -21,6 +21,7 @@ from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
 from edgewise.ops import EdgeSegment
 from edgewise.ops.fused import energy_head
+from edgewise.ops.fused.row_format import plain_format
 from edgewise.potential import Potential
 from edgewise.systems import SystemBatch, batch_from_atoms
 from tests.cases import ARCHITECTURES, potential, water
@@ -95,8 +96,8 @@ def step_of(model: Potential, tasks: list[str], nodes: StepNodes) -> tuple[Step,
     edges = runner._edges(batch).to(runner.device)
     mixed, of_system = runner.mixtures.for_batch(batch)
     step = Step(runner.network, PlainEdges, nodes)
-    dtype = next(runner.network.parameters()).dtype
-    weights = [prepare(runner.network.backbone, item, dtype) for item in mixed]
+    row_format = plain_format(next(runner.network.parameters()).dtype)
+    weights = [prepare(runner.network.backbone, item, row_format) for item in mixed]
     return step, step.inputs(batch.to(runner.device), edges, weights, of_system)
 
 
