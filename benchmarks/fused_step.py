@@ -117,7 +117,7 @@ def steps(repeat: tuple[int, int, int], formats: list[RowFormat]) -> Iterator[Ro
     for row_format in formats:
         torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        make_edges = partial(KernelEdges, cutoff=network.config.cutoff, row_format=row_format)
+        make_edges = partial(KernelEdges.listed, cutoff=network.config.cutoff, row_format=row_format)
         step = Step(network, make_edges, KernelNodes())
         inputs = step.inputs(batch, edges, [prepare(network.backbone, item, row_format) for item in mixed], of_system)
         graph, node_energy, gradient = captured(step, inputs)

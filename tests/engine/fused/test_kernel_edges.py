@@ -38,7 +38,7 @@ def on_kernels(general: Potential, row_format: RowFormat) -> Potential:
         general.settings,
         runner.device,
         runner.precision,
-        make_edges=partial(KernelEdges, cutoff=general.cutoff, row_format=row_format),
+        make_edges=partial(KernelEdges.listed, cutoff=general.cutoff, row_format=row_format),
         nodes=KernelNodes(),
         row_format=row_format,
     )
@@ -152,7 +152,7 @@ def step_of(general: Potential, row_format: RowFormat, capacity: int | None = No
     mixed, of_system = runner.mixtures.for_batch(batch)
     step = Step(
         runner.network,
-        partial(KernelEdges, cutoff=general.cutoff, row_format=row_format, capacity=capacity),
+        partial(KernelEdges.listed, cutoff=general.cutoff, row_format=row_format, capacity=capacity),
         KernelNodes(),
     )
     weights = [prepare(runner.network.backbone, item, row_format) for item in mixed]

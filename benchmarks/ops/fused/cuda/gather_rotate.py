@@ -17,8 +17,7 @@ from ops import measure
 from ops.fused import problem
 from torch import Tensor
 
-from edgewise.ops.fused import gather_rotate as in_triton
-from edgewise.ops.fused.cuda import gather_rotate as in_cuda
+from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
@@ -35,19 +34,19 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
     gradient = given.rows(2 * n, seed=5)
     tangents = torch.zeros(2 * (problem.LMAX + 1), given.n_edges, 3, device=given.device)
 
-    def forward(kernels: Any) -> list[Tensor]:
+    def forward(*, in_cuda: bool) -> list[Tensor]:
         out = given.operands(2 * n)
-        return [kernels.gather_rotate(nodes, given.edges, radial, given.shape, out, row_format=row_format)]
+        inputs = nodes, given.edges, radial, given.shape, out
+        return [gather_rotate(*inputs, row_format=row_format, in_cuda=in_cuda)]
 
     def values(found: Sequence[Tensor]) -> list[Tensor]:
         return [given.values(found[0], 2 * c)]
 
-    def adjoint(kernels: Any, n_slices: int) -> list[Tensor]:
+    def adjoint(n_slices: int, *, in_cuda: bool) -> list[Tensor]:
         shares = given.empty(given.n_edges, n, c)
         parts = given.empty(n_slices, given.n_atoms, n, c, dtype=torch.float32)
-        kernels.gather_rotate_adjoint(
-            gradient, nodes, given.edges, radial, slope, given.shape, shares, parts, tangents.zero_()
-        )
+        inputs = gradient, nodes, given.edges, radial, slope, given.shape
+        gather_rotate_adjoint(*inputs, shares, parts, tangents.zero_(), in_cuda=in_cuda)
         return [segment_sum(shares, parts, given.edges, torch.empty_like(nodes)), tangents.sum(0)]
 
     exact = nodes.double(), given.order, given.geometry(torch.float64)
@@ -60,8 +59,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         named
         | measure.compare(
             "forward",
-            lambda: forward(in_cuda),
-            lambda: forward(in_triton),
+            lambda: forward(in_cuda=True),
+            lambda: forward(in_cuda=False),
             bound=bound,
             exact=[torch.cat(found, dim=1)],
             read=values,
@@ -70,8 +69,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         named
         | measure.compare(
             "adjoint and sums",
-            lambda: adjoint(in_cuda, N_SLICES),
-            lambda: adjoint(in_triton, problem.N_SLICES),
+            lambda: adjoint(N_SLICES, in_cuda=True),
+            lambda: adjoint(problem.N_SLICES, in_cuda=False),
             bound=bound,
             exact=edge_steps.gather_rotate_adjoint(blocks, *exact, *factors, given.shape),
         ),

@@ -17,8 +17,7 @@ from ops import measure
 from ops.fused import problem
 from torch import Tensor
 
-from edgewise.ops.fused import rotate_sum as in_triton
-from edgewise.ops.fused.cuda import rotate_sum as in_cuda
+from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference import edge_steps
 
@@ -34,16 +33,15 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
     bias = torch.zeros((problem.LMAX + 1) * c, device=given.device)
     tangents = torch.zeros(problem.LMAX + 1, given.n_edges, 3, device=given.device)
 
-    def forward(kernels: Any, n_slices: int) -> list[Tensor]:
+    def forward(n_slices: int, *, in_cuda: bool) -> list[Tensor]:
         parts = given.empty(n_slices, given.n_atoms, n, c, dtype=torch.float32)
-        found = kernels.rotate_sum(features, bias, given.edges, given.shape, parts)
+        found = rotate_sum(features, bias, given.edges, given.shape, parts, in_cuda=in_cuda)
         return [found[0] if n_slices == 1 else found.sum(0)]
 
-    def adjoint(kernels: Any) -> list[Tensor]:
+    def adjoint(*, in_cuda: bool) -> list[Tensor]:
         out = given.operands(n)
-        kernels.rotate_sum_adjoint(
-            gradient, features, bias, given.edges, given.shape, out, tangents.zero_(), row_format=row_format
-        )
+        inputs = gradient, features, bias, given.edges, given.shape, out, tangents.zero_()
+        rotate_sum_adjoint(*inputs, row_format=row_format, in_cuda=in_cuda)
         return [out, tangents.sum(0)]
 
     def values(found: Sequence[Tensor]) -> list[Tensor]:
@@ -58,16 +56,16 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         named
         | measure.compare(
             "forward",
-            lambda: forward(in_cuda, N_SLICES),
-            lambda: forward(in_triton, problem.N_SLICES),
+            lambda: forward(N_SLICES, in_cuda=True),
+            lambda: forward(problem.N_SLICES, in_cuda=False),
             bound=bound,
             exact=[summed],
         ),
         named
         | measure.compare(
             "adjoint",
-            lambda: adjoint(in_cuda),
-            lambda: adjoint(in_triton),
+            lambda: adjoint(in_cuda=True),
+            lambda: adjoint(in_cuda=False),
             bound=bound,
             exact=[torch.cat(found, dim=1), found_tangents],
             read=values,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,16 +13,16 @@ from edgewise.engine.fused.edges import Hidden, StepEdges, plain_hidden
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import MessageShape
-from edgewise.ops.fused import cuda, gather_rotate, rotate_sum
-from edgewise.ops.fused.cuda import gather_rotate as in_cuda_gather_rotate
-from edgewise.ops.fused.cuda import rotate_sum as in_cuda_rotate_sum
+from edgewise.ops.fused import cuda
 from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
 from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
+from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.gradient_scales import gradient_scales
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.fused.neighbor_list import FoundEdges
 from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
+from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
@@ -46,10 +45,47 @@ class KernelEdges(StepEdges):
         tables: The edges as kernels read them.
     """
 
-    _plain: tuple[EdgeOrder, EdgeGeometry] | None
-
     def __init__(
         self,
+        tables: EdgeTables,
+        distance: Tensor,
+        edge_vec: Tensor,
+        shape: MessageShape,
+        cutoff: float,
+        row_format: RowFormat,
+        plain: tuple[EdgeOrder, EdgeGeometry] | None = None,
+    ) -> None:
+        """Take edges that are laid out.
+
+        Args:
+            tables: The edges as kernels read them.
+            distance: [capacity] float32, Å.
+            edge_vec: [capacity, 3] float64, Å.
+            shape: Sizes.
+            cutoff: Å.
+            row_format: How rows are stored.
+            plain: The same edges for plain PyTorch, which runs of edges with radial networks of their own need.
+        """
+        super().__init__(shape, row_format)
+        self.tables, self._distance, self._edge_vec, self._cutoff, self._plain = (
+            tables,
+            distance,
+            edge_vec,
+            cutoff,
+            plain,
+        )
+        self._n_atoms, self._n_coefficients = tables.scales.shape[0], (shape.lmax + 1) ** 2
+        self._in_cuda = cuda.missing(shape, row_format, tables.ends.device) is None
+        wanted = BLOCKS_WANTED if self._in_cuda else PROGRAMS_WANTED
+        self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, self._n_atoms)))
+        n_tasks = shape.lmax + 1
+        # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
+        self._of_ends = self._zeros(2 * n_tasks, tables.capacity, 3)
+        self._of_sums = self._zeros(n_tasks, tables.capacity, 3)
+
+    @classmethod
+    def listed(
+        cls,
         edges: EdgeList,
         n_atoms: int,
         geometry: EdgeGeometry,
@@ -57,8 +93,8 @@ class KernelEdges(StepEdges):
         cutoff: float,
         row_format: RowFormat = FLOAT32,
         capacity: int | None = None,
-    ) -> None:
-        """Lay out the edges.
+    ) -> KernelEdges:
+        """Lay out the edges of a list.
 
         Args:
             edges: The edges.
@@ -70,16 +106,11 @@ class KernelEdges(StepEdges):
             capacity: Number of edges to make room for; None for as many as there are.
         """
         order, n_edges = edge_steps.edge_order(edges.edge_index, n_atoms), edges.edge_index.shape[1]
-        super().__init__(shape, row_format)
-        self._plain = order, geometry
         tables = edge_tables(order, geometry, shape, n_edges if capacity is None else capacity)
         room = tables.capacity - n_edges
-        self._place(
-            tables,
-            functional.pad(geometry.distance.float(), (0, room)),
-            functional.pad(edges.edge_vec, (0, 0, 0, room)),
-            cutoff,
-        )
+        distance = functional.pad(geometry.distance.float(), (0, room))
+        edge_vec = functional.pad(edges.edge_vec, (0, 0, 0, room))
+        return cls(tables, distance, edge_vec, shape, cutoff, row_format, (order, geometry))
 
     @classmethod
     def found(
@@ -114,26 +145,7 @@ class KernelEdges(StepEdges):
             source_starts=source_starts,
             scales=torch.ones(n_atoms, device=device),
         )
-        made = object.__new__(cls)
-        StepEdges.__init__(made, shape, row_format)
-        made._plain = None
-        made._place(tables, distance, list_of_edges.edge_vec, cutoff)
-        return made
-
-    def _place(self, tables: EdgeTables, distance: Tensor, edge_vec: Tensor, cutoff: float) -> None:
-        shape, n_atoms = self.shape, tables.scales.shape[0]
-        self.tables, self._distance, self._edge_vec, self._cutoff = tables, distance, edge_vec, cutoff
-        self._n_atoms = n_atoms
-        self._n_coefficients = (shape.lmax + 1) ** 2
-        in_cuda = cuda.missing(shape, self.row_format, tables.ends.device) is None
-        self._gather_rotate: Any = in_cuda_gather_rotate if in_cuda else gather_rotate
-        self._rotate_sum: Any = in_cuda_rotate_sum if in_cuda else rotate_sum
-        wanted = BLOCKS_WANTED if in_cuda else PROGRAMS_WANTED
-        self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, n_atoms)))
-        n_tasks = shape.lmax + 1
-        # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
-        self._of_ends = self._zeros(2 * n_tasks, self.tables.capacity, 3)
-        self._of_sums = self._zeros(n_tasks, self.tables.capacity, 3)
+        return cls(tables, distance, list_of_edges.edge_vec, shape, cutoff, row_format)
 
     def begin(self) -> None:
         """See `StepEdges`."""
@@ -168,17 +180,16 @@ class KernelEdges(StepEdges):
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""
         out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels)
-        return self._gather_rotate.gather_rotate(
-            nodes, self.tables, radial, self.shape, out, row_format=self.row_format
+        return gather_rotate(
+            nodes, self.tables, radial, self.shape, out, row_format=self.row_format, in_cuda=self._in_cuda
         )
 
     def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
         """See `StepEdges`."""
         rows = self._rows(self._n_coefficients * self.shape.channels).unflatten(1, (self._n_coefficients, -1))
         parts = self._slices(nodes.shape[0])
-        self._gather_rotate.gather_rotate_adjoint(
-            gradient, nodes, self.tables, radial, radial_slope, self.shape, rows, parts, self._of_ends
-        )
+        inputs = gradient, nodes, self.tables, radial, radial_slope, self.shape
+        gather_rotate_adjoint(*inputs, rows, parts, self._of_ends, in_cuda=self._in_cuda)
         return segment_sum(rows, parts, self.tables, torch.empty_like(nodes))
 
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
@@ -194,14 +205,14 @@ class KernelEdges(StepEdges):
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return _joined(self._rotate_sum.rotate_sum(features, bias, self.tables, self.shape, nodes))
+        return _joined(rotate_sum(features, bias, self.tables, self.shape, nodes, in_cuda=self._in_cuda))
 
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
         if self.row_format.operands == torch.float16:
             self.tables = replace(self.tables, scales=gradient_scales(gradient.contiguous()))
         out = self._operands(features.shape[1])
-        self._rotate_sum.rotate_sum_adjoint(
+        rotate_sum_adjoint(
             gradient.contiguous(),
             features,
             bias,
@@ -210,18 +221,19 @@ class KernelEdges(StepEdges):
             out,
             self._of_sums,
             row_format=self.row_format,
+            in_cuda=self._in_cuda,
         )
         return out
 
     def embed(self, features: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        bias = self._no_bias()
-        return _joined(self._rotate_sum.rotate_sum(features, bias, self.tables, self.shape, nodes, embedding=True))
+        inputs = features, self._no_bias(), self.tables, self.shape, nodes
+        return _joined(rotate_sum(*inputs, embedding=True, in_cuda=self._in_cuda))
 
     def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
         """See `StepEdges`."""
-        self._rotate_sum.rotate_sum_adjoint(
+        rotate_sum_adjoint(
             gradient.contiguous(),
             features,
             self._no_bias(),
@@ -230,6 +242,7 @@ class KernelEdges(StepEdges):
             features,
             self._of_sums,
             features_slope=features_slope,
+            in_cuda=self._in_cuda,
         )
 
     def edge_gradient(self) -> Tensor:

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edgewise.engine.fused.capacity import capacity_of
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
@@ -20,11 +19,10 @@ from edgewise.errors import EdgewiseWarning
 from edgewise.model.network import Network
 from edgewise.model.tasks import TaskScales
 from edgewise.neighbors import EdgeList, check_sizes
-from edgewise.ops import MessageShape
 from edgewise.ops.fused import cuda
 from edgewise.ops.fused.edge_geometry import serves
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
-from edgewise.ops.reference.edge_steps import EdgeGeometry, edge_order, segment_sum
+from edgewise.ops.reference.edge_steps import edge_order, segment_sum
 from edgewise.settings import InferenceSettings, Precision, cache_folder
 from edgewise.systems import SystemBatch
 
@@ -58,7 +56,7 @@ class KernelRunner(FusedRunner):
     ) -> None:
         """Move the network to the device; the arguments are those of `Runner`, and the format, if not that of the precision."""
         chosen = FORMATS[precision] if row_format is None else row_format
-        make_edges = partial(_edges_with_room, cutoff=network.config.cutoff, row_format=chosen)
+        make_edges = partial(KernelEdges.listed, cutoff=network.config.cutoff, row_format=chosen)
         super().__init__(
             network, scales, settings, device, precision, make_edges=make_edges, nodes=KernelNodes(), row_format=chosen
         )
@@ -104,8 +102,8 @@ class KernelRunner(FusedRunner):
         return tuple(found)
 
     def redo(self, batch: SystemBatch) -> Outputs | None:
-        """Do a batch again in float32, after values were too large for float16; None if it already was float32."""
-        if self._row_format is HIGHEST:
+        """Do a batch again in float32, after values were too large for float16; None if no values were float16."""
+        if self._row_format.operands != torch.float16:
             return None
         if not self.n_redone:
             warnings.warn(REDONE, EdgewiseWarning, stacklevel=4)
@@ -135,7 +133,6 @@ class KernelRunner(FusedRunner):
             output, gradient = self._step.evaluate(self._step.inputs(batch, edges, weights, weights_of_system, sizes))
             if gradient is None:
                 return self._direct_outputs(batch, output, scales)
-            gradient = gradient[: edges.edge_index.shape[1]].to(torch.float64)
             return self._conservative_outputs(batch, edges, output.node_energy, gradient, scales)
 
     def _scaled(self, batch: SystemBatch, raw: RawOutputs) -> Outputs:
@@ -171,19 +168,6 @@ class KernelRunner(FusedRunner):
             forces=at_atoms * -scales.forces[batch.system_idx, None],
             stress=(virial + virial.mT) * (0.5 * scales.virial)[:, None, None],
         )
-
-
-def _edges_with_room(
-    edges: EdgeList,
-    n_atoms: int,
-    geometry: EdgeGeometry,
-    shape: MessageShape,
-    *,
-    cutoff: float,
-    row_format: RowFormat,
-) -> KernelEdges:
-    capacity = capacity_of(edges.edge_index.shape[1])
-    return KernelEdges(edges, n_atoms, geometry, shape, cutoff, row_format, capacity)
 
 
 def _starts(batch: SystemBatch) -> Tensor:

@@ -8,10 +8,10 @@ key that it is kept under; everything else may change from call to call.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ from edgewise.ops.fused.neighbor_list import (
 from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference.edge_steps import segment_sum
 from edgewise.systems import SystemBatch
+
+Made = TypeVar("Made")
 
 MOST_KEPT = 16
 """Recordings of steps that are kept; each holds on to its results alone, the rest of its memory is shared."""
@@ -86,7 +88,6 @@ class _Atoms:
         self.offsets = batch.offsets()
         starts = torch.tensor(self.offsets, device=device)
         self.atom_starts = starts.to(torch.int32)
-        self.numbers_32 = self.batch.atomic_numbers.to(torch.int32)
         self.search = SearchInputs(
             positions=self.batch.positions,
             cells=self.batch.cell,
@@ -109,7 +110,6 @@ class _Atoms:
             return
         for name in names:
             getattr(self.batch, name).copy_(getattr(batch, name))
-        self.numbers_32.copy_(self.batch.atomic_numbers)
         self.at_atoms.copy_(self._embedding())
         self._loaded = batch
 
@@ -129,10 +129,14 @@ class _Atoms:
         return self._plan
 
 
-class _Kept(OrderedDict[Hashable, Any]):
-    """What was made for each key, the least recently used out first."""
+class _Kept(OrderedDict[Hashable, Made]):
+    """What was made for each key, the least recently used out first.
 
-    def of(self, key: Hashable, make: Any) -> Any:
+    What a recording reads is part of its key as itself, not by its own key: once that has gone and was made anew, a recording
+    of the old tensors must not be found any more.
+    """
+
+    def of(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what is kept under a key, or make it."""
         if key not in self:
             while len(self) >= MOST_KEPT:
@@ -153,7 +157,9 @@ class SystemSteps:
         """Begin without recordings."""
         self.n_recorded = 0
         self._network, self._step, self._format, self._device = network, step, row_format, device
-        self._atoms, self._searches, self._steps = _Kept(), _Kept(), _Kept()
+        self._atoms: _Kept[_Atoms] = _Kept()
+        self._searches: _Kept[Recorded[Candidates]] = _Kept()
+        self._steps: _Kept[Recorded[Tensor]] = _Kept()
         self._room = SMALLEST_ROOM
         self._pool: Any = None
 
@@ -170,18 +176,17 @@ class SystemSteps:
         config = self._network.config
         sizes = tuple(batch.n_atoms.tolist())
         # The embedding of a system reads its dataset, which is no tensor.
-        of_atoms = (sizes, batch.tasks)
-        atoms: _Atoms = self._atoms.of(of_atoms, partial(_Atoms, batch, self._device, self._network))
+        atoms = self._atoms.of((sizes, batch.tasks), partial(_Atoms, batch, self._device, self._network))
         atoms.load(batch)
         plan = atoms.plan(batch, config.cutoff)
         if plan is None:
             return None
-        found = self._searched(of_atoms, atoms, plan)
+        found = self._searched(atoms, plan)
         if found is None:
             return None
-        candidates, summary = found
+        search, candidates, summary = found
         capacity = capacity_of(summary.n_edges)
-        key = (of_atoms, plan.n_bins, self._room, capacity, weights)
+        key = (atoms, search, capacity, weights)
         make = partial(self._record, atoms, candidates, capacity, weights)
         # Only a recording finds its candidates in the same place every time.
         recorded = self._steps.of(key, make) if self._device.type == "cuda" else make()
@@ -197,20 +202,21 @@ class SystemSteps:
             padding=capacity / summary.n_edges - 1 if summary.n_edges else 0.0,
         )
 
-    def _searched(self, of_atoms: Hashable, atoms: _Atoms, plan: SearchPlan) -> tuple[Candidates, Summary] | None:
+    def _searched(self, atoms: _Atoms, plan: SearchPlan) -> tuple[Recorded[Candidates], Candidates, Summary] | None:
         """Find the neighbours; with more room once more if an atom has more of them than there was room for."""
         config = self._network.config
         for _ in range(2):
             work = partial(
                 count_edges, atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), self._room
             )
-            key = (of_atoms, plan.n_bins, self._room)
-            candidates = self._searches.of(key, partial(Recorded, work, self._device))()
+            search = self._searches.of((atoms, plan.n_bins, self._room), partial(Recorded, work, self._device))
+            candidates = search()
             summary = read_summary(candidates.summary)
             if summary.overflow & ROOM_TOO_SMALL:
                 self._room = 1 << max(0, summary.most - 1).bit_length()
                 continue
-            return None if summary.overflow or summary.smallest < SMALLEST_DISTANCE**2 else (candidates, summary)
+            usable = not summary.overflow and summary.smallest >= SMALLEST_DISTANCE**2
+            return (search, candidates, summary) if usable else None
         return None
 
     def _record(self, atoms: _Atoms, candidates: Candidates, capacity: int, weights: StepWeights) -> Recorded[Tensor]:

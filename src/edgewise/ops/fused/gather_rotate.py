@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgewise.ops.fused.cuda import gather_rotate as cuda
 from edgewise.ops.fused.layout import coefficient, coupling, highest, radial_factor, rotation, tile_rows
 from edgewise.ops.fused.operands import parts, store_operand
 from edgewise.ops.fused.row_format import RowFormat, format_of
@@ -253,26 +254,31 @@ def gather_rotate(
     out: Tensor,
     *,
     row_format: RowFormat | None = None,
+    in_cuda: bool = False,
 ) -> Tensor:
     """Gather both ends of each edge, rotate them into its frame and scale them.
 
     Args:
-        nodes: [n_atoms, n_coefficients, channels].
+        nodes: [n_atoms, n_coefficients, channels] float32.
         edges: Ends, geometry and number of the edges.
         radial: [capacity, sum of n_m * 2 * channels].
         shape: Sizes.
         out: [capacity, n_edge_coefficients * 2 * channels], in the parts of the format, written up to the last edge there is.
         row_format: How `out` is written; see `format_of`.
+        in_cuda: Take the kernels in CUDA C++ in place of Triton's; `cuda.missing` tells where they cannot serve.
 
     Raises:
-        ValueError: Tensors that do not fit together.
+        ValueError: Tensors that do not fit together, or with `in_cuda` what there are no such kernels for.
+        ModeUnavailableError: With `in_cuda`, kernels that cannot be compiled or launched.
     """
     constants, channels = _constants(shape), shape.channels
     check_rows("radial", radial, edges.capacity, constants["FACTORS"] * 2 * channels)
     row_format = format_of(out, constants["COEFFICIENTS"] * 2 * channels, row_format)
     check_rows("out", out, edges.capacity, row_format.parts * constants["COEFFICIENTS"] * 2 * channels)
     check_rows("nodes", nodes.flatten(1), nodes.shape[0], (shape.lmax + 1) ** 2 * channels)
-    if edges.capacity:
+    if in_cuda:
+        cuda.gather_rotate(nodes, edges, radial, shape, out, row_format)
+    elif edges.capacity:
         _gather_rotate[(edges.capacity, 2 * (shape.lmax + 1))](
             nodes,
             edges.ends,
@@ -297,6 +303,8 @@ def gather_rotate_adjoint(
     rows: Tensor,
     to_nodes: Tensor,
     tangents: Tensor,
+    *,
+    in_cuda: bool = False,
 ) -> None:
     """Adjoint of `gather_rotate`.
 
@@ -309,12 +317,15 @@ def gather_rotate_adjoint(
         shape: As before.
         rows: [capacity, n_coefficients, channels], receives each source's share times the target's scale, for
             `segment_sum`.
-        to_nodes: [n_slices, n_atoms, n_coefficients, channels], receives the targets' shares; the edges of an atom are
-            cut into slices, so that few atoms keep a GPU busy.
-        tangents: [2 (lmax + 1), capacity, 3], added to: (T_x, T_z, dE/dd) by end and degree.
+        to_nodes: [n_slices, n_atoms, n_coefficients, channels] float32, receives the targets' shares; the edges of an atom
+            are cut into slices, so that few atoms keep a GPU busy.
+        tangents: [2 (lmax + 1), capacity, 3] float32, added to: (T_x, T_z, dE/dd) by end and degree. Kernels that do several
+            degrees at once add to the place of the first.
+        in_cuda: As before.
 
     Raises:
-        ValueError: Tensors that do not fit together.
+        ValueError: Tensors that do not fit together, or with `in_cuda` what there are no such kernels for.
+        ModeUnavailableError: With `in_cuda`, kernels that cannot be compiled or launched.
     """
     constants, channels, n_atoms = _constants(shape), shape.channels, nodes.shape[0]
     n_coefficients = (shape.lmax + 1) ** 2
@@ -325,6 +336,9 @@ def gather_rotate_adjoint(
     check_rows("rows", rows.flatten(1), edges.capacity, n_coefficients * channels)
     check_rows("to_nodes", to_nodes.flatten(2).flatten(0, 1), to_nodes.shape[0] * n_atoms, n_coefficients * channels)
     check_rows("tangents", tangents.flatten(0, 1), 2 * (shape.lmax + 1) * edges.capacity, 3)
+    if in_cuda:
+        cuda.gather_rotate_adjoint(gradient, nodes, edges, radial, radial_slope, shape, rows, to_nodes, tangents)
+        return
     inputs = (edges.geometry, radial, radial_slope, gradient)
     if edges.capacity:
         _gather_rotate_to_source[(edges.capacity, shape.lmax + 1)](

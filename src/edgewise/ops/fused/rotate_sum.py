@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edgewise.ops.fused.cuda import rotate_sum as cuda
 from edgewise.ops.fused.gather_rotate import (
     add_tangents,
     degree_tile,
@@ -182,7 +183,14 @@ def _constants(shape: MessageShape, *, embedding: bool) -> dict[str, int]:
 
 
 def rotate_sum(
-    features: Tensor, bias: Tensor, edges: EdgeTables, shape: MessageShape, nodes: Tensor, *, embedding: bool = False
+    features: Tensor,
+    bias: Tensor,
+    edges: EdgeTables,
+    shape: MessageShape,
+    nodes: Tensor,
+    *,
+    embedding: bool = False,
+    in_cuda: bool = False,
 ) -> Tensor:
     """Rotate edge features back, scale them by the envelope and sum them at each edge's target.
 
@@ -194,16 +202,20 @@ def rotate_sum(
         nodes: [n_slices, n_atoms, n_coefficients, channels], receives the sums; the edges of an atom are cut into slices,
             so that few atoms keep a GPU busy.
         embedding: The features have m = 0 alone.
+        in_cuda: Take the kernels in CUDA C++ in place of Triton's; `cuda.missing` tells where they cannot serve.
 
     Raises:
-        ValueError: Tensors that do not fit together.
+        ValueError: Tensors that do not fit together, or with `in_cuda` what there are no such kernels for.
+        ModeUnavailableError: With `in_cuda`, kernels that cannot be compiled or launched.
     """
     constants = _constants(shape, embedding=embedding)
     n_slices, n_atoms = nodes.shape[:2]
     check_rows("features", features, edges.capacity, constants["COEFFICIENTS"] * shape.channels)
     check_rows("nodes", nodes.flatten(2).flatten(0, 1), n_slices * n_atoms, (shape.lmax + 1) ** 2 * shape.channels)
     check_rows("bias", bias[None], 1, (shape.lmax + 1) * shape.channels)
-    if n_atoms:
+    if in_cuda:
+        cuda.rotate_sum(features, bias, edges, shape, nodes, embedding=embedding)
+    elif n_atoms:
         _rotate_sum[(n_atoms, shape.lmax + 1, n_slices)](
             features, bias, edges.target_starts, edges.geometry, nodes, n_atoms, SLICES=n_slices, **constants
         )
@@ -221,6 +233,7 @@ def rotate_sum_adjoint(
     *,
     features_slope: Tensor | None = None,
     row_format: RowFormat | None = None,
+    in_cuda: bool = False,
 ) -> None:
     """Adjoint of `rotate_sum`.
 
@@ -231,13 +244,16 @@ def rotate_sum_adjoint(
         edges: As before.
         shape: As before.
         out: Like the features, in the parts of the format, receives their gradients times the target's scale; not written
-            for the embedding.
-        tangents: [lmax + 1, capacity, 3], added to: (T_x, T_z, dE/dd) by degree.
+            for the embedding, and no part of the features otherwise.
+        tangents: [lmax + 1, capacity, 3] float32, added to: (T_x, T_z, dE/dd) by degree. Kernels that do several degrees at
+            once add to the place of the first.
         features_slope: Of the embedding: derivatives of the features with respect to the distance, 1/Å.
         row_format: How `out` is written; see `format_of`.
+        in_cuda: As before.
 
     Raises:
-        ValueError: Tensors that do not fit together.
+        ValueError: Tensors that do not fit together, or with `in_cuda` what there are no such kernels for.
+        ModeUnavailableError: With `in_cuda`, kernels that cannot be compiled or launched.
     """
     embedding = features_slope is not None
     constants = _constants(shape, embedding=embedding)
@@ -250,7 +266,11 @@ def rotate_sum_adjoint(
     check_rows("gradient", gradient.flatten(1), gradient.shape[0], (shape.lmax + 1) ** 2 * shape.channels)
     check_rows("tangents", tangents.flatten(0, 1), (shape.lmax + 1) * edges.capacity, 3)
     check_rows("bias", bias[None], 1, (shape.lmax + 1) * shape.channels)
-    if edges.capacity:
+    if in_cuda:
+        cuda.rotate_sum_adjoint(
+            gradient, features, bias, edges, shape, out, tangents, slope, row_format, embedding=embedding
+        )
+    elif edges.capacity:
         _rotate_sum_to_edges[(edges.capacity, shape.lmax + 1)](
             gradient, edges.ends, edges.scales, edges.geometry, features, bias, slope, out, tangents, edges.n_live,
             edges.capacity, EMBEDDING=embedding, FORMAT=row_format.name, **constants,

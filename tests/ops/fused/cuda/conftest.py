@@ -13,7 +13,5 @@ from tests.ops.kernel_problems import DEVICE
 def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cuda":
         return
-    if emulator.COMPILER is None:
-        pytest.skip("neither a GPU nor g++ to run the kernels with")
     for module in (gather_rotate, rotate_sum):
         monkeypatch.setattr(module, "launch", emulator.launch)

@@ -29,6 +29,7 @@ KERNELS = {
 
 @functools.cache
 def _library(file: str, given: Form) -> ctypes.CDLL:
+    assert COMPILER is not None, "these tests need a GPU, or g++ to run the kernels on a CPU: install g++"
     text = source(file, given, device_part=DEVICE_PART.read_text(encoding="utf-8"))
     for name in KERNELS[file]:
         text += f'\nextern "C" void run_{name}(unsigned x, unsigned y, unsigned z, void** arguments) {{'
@@ -37,7 +38,7 @@ def _library(file: str, given: Form) -> ctypes.CDLL:
         place = Path(folder) / "kernels.cpp"
         place.write_text(text, encoding="utf-8")
         done = subprocess.run(
-            [str(COMPILER), *OPTIONS, str(place), "-o", f"{folder}/kernels.so"],
+            [COMPILER, *OPTIONS, str(place), "-o", f"{folder}/kernels.so"],
             capture_output=True,
             text=True,
             check=False,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from edgewise.ops.fused.cuda.gather_rotate import gather_rotate, gather_rotate_adjoint
+from edgewise.ops.fused import gather_rotate as op
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
-from tests import tolerances
 from tests.ops.fused.cuda.cases import CASES
-from tests.ops.fused.problems import SPARE, Problem, joined, poisoned
+from tests.ops.fused.edge_checks import check_gather_rotate, check_gather_rotate_adjoint
+from tests.ops.fused.problems import SPARE, Problem, poisoned
 from tests.ops.kernel_problems import DEVICE
+
+gather_rotate = partial(op.gather_rotate, in_cuda=True)
+gather_rotate_adjoint = partial(op.gather_rotate_adjoint, in_cuda=True)
 
 HALF_BOUND = 3e-4
 """Relative L2 error of sums of rows that are rounded to float16."""
@@ -25,47 +30,13 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
 
 @pytest.mark.parametrize(("lmax", "mmax", "n_edges", "channels"), CASES)
 def test_forward(lmax: int, mmax: int, n_edges: int, channels: int) -> None:
-    given = Problem(lmax, mmax, n_edges, channels)
-    nodes, radial = given.nodes(), given.rows(2 * channels * sum(given.shape.sizes))
-    out = poisoned(given.capacity, given.n_edge_coefficients * 2 * channels)
-    gather_rotate(nodes.float(), given.edges, radial.float(), given.shape, out)
-    expected = edge_steps.gather_rotate(nodes, given.order, given.geometry, radial[:n_edges], given.shape)
-    torch.testing.assert_close(out[:n_edges].double(), joined(expected), **tolerances.FUSED)
-    assert out[n_edges:].isnan().all(), "rows that hold no edge are not written"
+    check_gather_rotate(lmax, mmax, n_edges, channels, in_cuda=True)
 
 
 @pytest.mark.parametrize(("lmax", "mmax", "n_edges", "channels"), CASES)
 @pytest.mark.parametrize("n_slices", [1, 3] if DEVICE == "cuda" else [2])
 def test_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, n_slices: int) -> None:
-    given = Problem(lmax, mmax, n_edges, channels)
-    nodes, width = given.nodes(), 2 * channels * sum(given.shape.sizes)
-    radial, slope = given.rows(width), given.rows(width)
-    gradient = given.rows(given.n_edge_coefficients * 2 * channels)
-    rows = poisoned(given.capacity, given.n_coefficients, channels)
-    parts = poisoned(n_slices, given.n_atoms, given.n_coefficients, channels)
-    tangents = given.tangents(2 * (lmax + 1))
-    beyond = tangents[:, n_edges:].clone()
-    before = tangents.double().sum(0)[:n_edges]
-    scaled = gradient.clone()
-    scaled[:n_edges] *= given.scale_of_edge
-    gather_rotate_adjoint(
-        scaled.float(), nodes.float(), given.edges, radial.float(), slope.float(), given.shape, rows, parts, tangents
-    )
-    found = segment_sum(rows, parts, given.edges, poisoned(given.n_atoms, given.n_coefficients, channels))
-    expected, expected_tangents = edge_steps.gather_rotate_adjoint(
-        given.split(gradient, 2 * channels),
-        nodes,
-        given.order,
-        given.geometry,
-        radial[:n_edges],
-        slope[:n_edges],
-        given.shape,
-    )
-    torch.testing.assert_close(found.double(), expected, **tolerances.FUSED_SUMS)
-    found_tangents = tangents.double().sum(0)[:n_edges] - before
-    torch.testing.assert_close(found_tangents, expected_tangents, **tolerances.FUSED_SUMS)
-    assert rows[n_edges:].isnan().all()
-    assert torch.equal(tangents[:, n_edges:], beyond), "edges that there are not have nothing added"
+    check_gather_rotate_adjoint(lmax, mmax, n_edges, channels, n_slices, in_cuda=True)
 
 
 def test_float16_rows_are_rounded_once() -> None:

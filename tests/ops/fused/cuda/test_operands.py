@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from edgewise.ops.fused.cuda.gather_rotate import gather_rotate
-from edgewise.ops.fused.cuda.rotate_sum import rotate_sum_adjoint
+from edgewise.ops.fused import gather_rotate as gathering
+from edgewise.ops.fused import rotate_sum as summing
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, LOW_SCALE, SPLIT, TF32, RowFormat
 from edgewise.ops.reference import edge_steps
 from tests.ops.fused.cuda.cases import CASES
@@ -17,6 +18,9 @@ from tests.ops.fused.problems import Problem, joined, poisoned
 from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
+
+gather_rotate = partial(gathering.gather_rotate, in_cuda=True)
+rotate_sum_adjoint = partial(summing.rotate_sum_adjoint, in_cuda=True)
 
 Writer = Callable[[Tensor, RowFormat], object]
 
