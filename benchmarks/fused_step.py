@@ -20,28 +20,15 @@ import torch
 from checks import errors, require, require_errors
 from machine import require_gpu
 from models import uma_s
-from ops.fused import (
-    balance,
-    embedding,
-    energy_head,
-    feed_forward,
-    gate,
-    gather_rotate,
-    grid_feed_forward,
-    norm,
-    problem,
-    radial_hidden,
-    rotate_sum,
-    segment_sum,
-    so2_linear,
-)
+from ops.fused import problem
+from ops.fused.all_ops import IN_CUDA, OPS
 from structures import copper
-from torch import Tensor
 
 import edgewise
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
-from edgewise.engine.fused.step import Step, StepInputs
+from edgewise.engine.fused.recorded import Recorded
+from edgewise.engine.fused.step import Step
 from edgewise.engine.fused.weights import prepare
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, FORMATS, SPLIT, TF32, RowFormat
 from edgewise.systems import batch_from_atoms
@@ -58,27 +45,15 @@ def potential(precision: str, **settings: Any) -> edgewise.Potential:
     return edgewise.Potential(uma_s(n_experts=8), task="omat", device="cuda", settings=chosen)
 
 
-def captured(step: Step, inputs: StepInputs) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-    """Capture a step; return the graph and where it leaves node energies and edge gradients."""
-    for _ in range(3):
-        step.evaluate(inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output, gradient = step.evaluate(inputs)
-    assert gradient is not None
-    return graph, output.node_energy, gradient
-
-
-def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> Row:
+def timed(recorded: Recorded[Any], repeats: int = 50) -> Row:
     """Return the time of a replay, ms, and the memory in use, GiB."""
     for _ in range(5):
-        graph.replay()
+        recorded()
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
     for _ in range(repeats):
         start.record()
-        graph.replay()
+        recorded()
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop))
@@ -90,11 +65,11 @@ def timed(graph: torch.cuda.CUDAGraph, repeats: int = 50) -> Row:
     }
 
 
-def kernels(graph: torch.cuda.CUDAGraph, repeats: int = 5) -> list[tuple[str, float, int]]:
+def kernels(recorded: Recorded[Any], repeats: int = 5) -> list[tuple[str, float, int]]:
     """Return the kernels of a replay, those that take most of the time first: name, ms and calls."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
-            graph.replay()
+            recorded()
         torch.cuda.synchronize()
     found = [item for item in profile.key_averages() if item.device_type == torch.autograd.DeviceType.CUDA]
     found.sort(key=lambda item: -item.self_device_time_total)
@@ -120,43 +95,31 @@ def steps(repeat: tuple[int, int, int], formats: list[RowFormat]) -> Iterator[Ro
         make_edges = partial(KernelEdges.listed, cutoff=network.config.cutoff, row_format=row_format)
         step = Step(network, make_edges, KernelNodes())
         inputs = step.inputs(batch, edges, [prepare(network.backbone, item, row_format) for item in mixed], of_system)
-        graph, node_energy, gradient = captured(step, inputs)
-        graph.replay()
+        recorded = Recorded(partial(step.evaluate, inputs), torch.device("cuda"))
+        output, gradient = recorded()
         torch.cuda.synchronize()
+        assert gradient is not None
         row: Row = {"rows": row_format.name, "atoms": len(atoms), "edges": edges.edge_index.shape[1]}
         row["first_s"] = round(time.perf_counter() - begin, 1)
-        outputs = runner._conservative_outputs(batch, edges, node_energy.double(), gradient.double(), scales)  # noqa: SLF001
+        outputs = runner._conservative_outputs(batch, edges, output.node_energy.double(), gradient, scales)  # noqa: SLF001
         found = {key: getattr(outputs, key).cpu().numpy() for key in ("energy", "forces", "stress")}
         row |= errors(found, {key: getattr(exact, key) for key in found}, len(atoms))
         require_errors(f"rows in {row_format.name}", row, PRECISIONS[row_format])
         before = gradient.clone()
-        graph.replay()
+        recorded()
         require("difference of two replays", float((gradient - before).abs().max()), 0.0)
-        row |= timed(graph)
-        row["kernels"] = kernels(graph)
+        row |= timed(recorded)
+        row["kernels"] = kernels(recorded)
         row["busy_ms"] = round(sum(item[1] for item in row["kernels"]), 3)
         row["launches"] = sum(item[2] for item in row["kernels"])
         yield row
-        del graph, step, inputs, node_energy, gradient, outputs
+        del recorded, step, inputs, output, gradient, outputs
 
 
 def ops(out: Path) -> Iterator[Row]:
     """Every kernel alone, beside plain PyTorch, with rows in each format."""
     del out
-    for op in (
-        balance,
-        embedding,
-        energy_head,
-        feed_forward,
-        gate,
-        gather_rotate,
-        grid_feed_forward,
-        norm,
-        radial_hidden,
-        rotate_sum,
-        segment_sum,
-        so2_linear,
-    ):
+    for op in (*OPS, *IN_CUDA):
         for row_format in problem.BOUNDS:
             yield from op.rows("copper", row_format)
 

@@ -15,7 +15,8 @@ from scipy.spatial.transform import Rotation
 
 import edgewise
 from edgewise.errors import ChargeSpinTypeError, InvalidSettingsError, OutOfDomainError
-from edgewise.potential import Potential, StructureResult
+from edgewise.potential import Potential
+from edgewise.results import StructureResult
 from tests import tolerances
 from tests.cases import copper_cube, copper_primitive, potential, salt, slab, water
 from tests.peak_memory import PeakMemory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgewise.potential import StructureResult
+from edgewise.results import StructureResult
 from tests import tolerances
 from tests.cases import ARCHITECTURES, MANIFEST, golden_atoms, golden_outputs, potential
 

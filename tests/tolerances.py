@@ -117,8 +117,8 @@ CENTRAL_DIFFERENCE64 = _entries(1e-7)
 
 
 def assert_close(
-    given: edgewise.potential.StructureResult,
-    expected: edgewise.potential.StructureResult,
+    given: edgewise.StructureResult,
+    expected: edgewise.StructureResult,
     tolerance: Tolerance,
     *,
     energy_offset: float = 0.0,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgewise import errors
     from edgewise.adapters.ase import Calculator
-    from edgewise.potential import Potential, Results, StructureResult, load
+    from edgewise.potential import Potential, load
+    from edgewise.results import Results, StructureResult
     from edgewise.settings import InferenceSettings
 
     __version__: str
@@ -22,8 +23,8 @@ _HOMES = {
     "Calculator": "edgewise.adapters.ase",
     "InferenceSettings": "edgewise.settings",
     "Potential": "edgewise.potential",
-    "Results": "edgewise.potential",
-    "StructureResult": "edgewise.potential",
+    "Results": "edgewise.results",
+    "StructureResult": "edgewise.results",
     "load": "edgewise.potential",
 }
 

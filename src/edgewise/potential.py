@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from edgewise.errors import (
     EdgewiseWarning,
     InvalidSettingsError,
     InvalidStructureError,
-    NonFiniteResultError,
     OutOfDomainError,
     UnknownTaskError,
 )
@@ -26,6 +25,7 @@ from edgewise.model.config import ModelConfig, parse_model_config
 from edgewise.model.network import build_network
 from edgewise.model.tasks import TaskScales, parse_tasks
 from edgewise.ops import Ops
+from edgewise.results import Results, check_finite, joined_results, not_finite
 from edgewise.settings import InferenceSettings
 from edgewise.systems import SystemBatch, batch_from_atoms
 from edgewise.weights import Checkpoint, read_checkpoint
@@ -38,53 +38,6 @@ if TYPE_CHECKING:
 
 ATOMS_PER_BATCH = 256
 """`predict` joins structures into batches of about this many atoms; a larger structure is a batch of its own."""
-
-
-@dataclass(frozen=True)
-class StructureResult:
-    """Results of one structure.
-
-    Attributes:
-        energy: eV.
-        forces: [n_atoms, 3], eV/Å.
-        stress: [3, 3], eV/Å^3; NaN where no axis is periodic.
-    """
-
-    energy: float
-    forces: NDArray[np.float64]
-    stress: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Results:
-    """Results of several structures, joined in the order in which they were given.
-
-    Attributes:
-        energy: [n_systems], eV.
-        forces: [n_atoms, 3] of all structures, eV/Å.
-        stress: [n_systems, 3, 3], eV/Å^3 per volume of the given cell; NaN where no axis is periodic.
-        n_atoms: [n_systems] number of atoms of each.
-    """
-
-    energy: NDArray[np.float64]
-    forces: NDArray[np.float64]
-    stress: NDArray[np.float64]
-    n_atoms: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        """Return the number of structures."""
-        return len(self.energy)
-
-    def __getitem__(self, index: int) -> StructureResult:
-        """Return the results of one structure."""
-        position = range(len(self))[index]
-        stop = int(self.n_atoms[: position + 1].sum())
-        start = stop - int(self.n_atoms[position])
-        return StructureResult(float(self.energy[position]), self.forces[start:stop], self.stress[position])
-
-    def __iter__(self) -> Iterator[StructureResult]:
-        """Iterate over the results of each structure."""
-        return (self[index] for index in range(len(self)))
 
 
 @dataclass(frozen=True)
@@ -209,18 +162,23 @@ class Potential:
             batch = self._checked_batch(listed, tasks)
             parts = _split(batch)
             outputs = [self._runner.run(part) for part in parts]
-            results = _joined_results(outputs, batch)
-            bad = _not_finite(results, batch)
-            if bad:
+            results = joined_results(outputs, batch)
+            if not_finite(results, batch, with_stress=self._gives_stress):
                 again = [self._again(part, found) for part, found in zip(parts, outputs, strict=True)]
-                results = _joined_results(again, batch)
-                _check_finite(results, batch)
+                results = joined_results(again, batch)
+                check_finite(results, batch, with_stress=self._gives_stress)
         return results
+
+    @property
+    def _gives_stress(self) -> bool:
+        network = self._runner.network
+        return not network.is_direct or network.stress_head is not None
 
     def _again(self, part: SystemBatch, found: Outputs) -> Outputs:
         """Do a part of a batch again one precision higher if it is not finite; keep what was found otherwise."""
-        alone = _joined_results([found], part)
-        higher = self._runner.redo(part) if _not_finite(alone, part) else None
+        alone = joined_results([found], part)
+        bad = not_finite(alone, part, with_stress=self._gives_stress)
+        higher = self._runner.redo(part) if bad else None
         return found if higher is None else higher
 
     def hessian(self, atoms: Atoms, task: str | None = None) -> NDArray[np.float64]:
@@ -466,35 +424,3 @@ def _between(batch: SystemBatch, low: int, high: int, offsets: list[int]) -> Sys
         spin=batch.spin[systems],
         tasks=batch.tasks[systems],
     )
-
-
-def _joined(tensors: Sequence[torch.Tensor], empty_shape: tuple[int, ...]) -> NDArray[np.float64]:
-    if not tensors:
-        return np.zeros(empty_shape)
-    return torch.cat(list(tensors)).cpu().numpy().astype(np.float64, copy=False)
-
-
-def _joined_results(outputs: Sequence[Outputs], batch: SystemBatch) -> Results:
-    return Results(
-        energy=_joined([item.energy for item in outputs], (0,)),
-        forces=_joined([item.forces for item in outputs], (0, 3)),
-        stress=_joined([item.stress for item in outputs], (0, 3, 3)),
-        n_atoms=batch.n_atoms.numpy(),
-    )
-
-
-def _not_finite(results: Results, batch: SystemBatch) -> list[int]:
-    """Return the systems whose results are NaN or infinite; the stress is meant to be NaN where no axis is periodic."""
-    bad = ~np.isfinite(results.energy)
-    bad[batch.system_idx.numpy()[~np.isfinite(results.forces).all(axis=1)]] = True
-    return np.flatnonzero(bad | np.isinf(results.stress).any(axis=(1, 2))).tolist()
-
-
-def _check_finite(results: Results, batch: SystemBatch) -> None:
-    bad = _not_finite(results, batch)
-    if bad:
-        message = (
-            f"the network returned NaN or infinity for structure {bad[0]}; "
-            "check its distances, or use precision='float64'"
-        )
-        raise NonFiniteResultError(message)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import edgewise
 from edgewise.errors import EdgewiseError, EdgewiseWarning
-from edgewise.potential import StructureResult
+from edgewise.results import StructureResult
 from edgewise.weights import Checkpoint
 from tests import tolerances
 from tests.cases import GOLDEN, golden_atoms

@@ -13,7 +13,8 @@ from ase.md.verlet import VelocityVerlet
 from scipy.spatial.transform import Rotation
 
 import edgewise
-from edgewise.potential import Potential, StructureResult
+from edgewise.potential import Potential
+from edgewise.results import StructureResult
 from tests import tolerances
 from tests.cases import copper_cube, potential, salt, slab, water
 

@@ -12,45 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 import torch
 from ops import measure
-from ops.fused import (
-    balance,
-    edge_geometry,
-    edge_order,
-    embedding,
-    energy_head,
-    feed_forward,
-    gate,
-    gather_rotate,
-    gradient_scales,
-    grid_feed_forward,
-    neighbor_list,
-    norm,
-    problem,
-    radial_hidden,
-    rotate_sum,
-    segment_sum,
-    so2_linear,
-)
+from ops.fused import problem
+from ops.fused.all_ops import OPS
 from structures import random_graph
-
-OPS = (
-    balance,
-    edge_geometry,
-    edge_order,
-    embedding,
-    energy_head,
-    feed_forward,
-    gate,
-    gather_rotate,
-    gradient_scales,
-    grid_feed_forward,
-    neighbor_list,
-    norm,
-    radial_hidden,
-    rotate_sum,
-    segment_sum,
-    so2_linear,
-)
 
 N_EDGES, N_ATOMS, CHANNELS = 18, 5, 16
 

@@ -13,7 +13,8 @@ from edgewise.errors import EdgewiseError
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from edgewise.potential import Potential, StructureResult
+    from edgewise.potential import Potential
+    from edgewise.results import StructureResult
 
 STRUCTURES_AT_ONCE = 64
 

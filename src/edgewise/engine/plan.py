@@ -244,6 +244,8 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     plain_nodes = (
         f"plain PyTorch, since the kernels serve widths up to {WIDEST}, not {widest}" if widest > WIDEST else ""
     )
+    one_layer = any(head.kind == "Linear_Energy_Head" for head in config.heads)
+    plain_head = plain_nodes or ("plain PyTorch, a single layer" if one_layer else "")
     steps = {
         "edge_geometry": kernels if edge_geometry.serves(shape) else plain_geometry,
         "radial_networks": f"{kernels}, last layers by {library}",
@@ -253,7 +255,7 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
         "rotate_sum": edges,
         "norm": kernels,
         "feed_forward": plain_nodes or kernels,
-        "energy_head": plain_nodes or kernels,
+        "energy_head": plain_head or kernels,
     }
     return REFERENCE, steps
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk
 
@@ -16,9 +17,12 @@ import edgewise
 from edgewise import errors
 from edgewise.engine.fused.capacity import capacity_of
 from edgewise.engine.fused.kernel_runner import KernelRunner
-from edgewise.potential import Potential, Results
+from edgewise.engine.plan import make_plan
+from edgewise.potential import Potential
+from edgewise.results import Results, joined_results, not_finite
 from tests import tolerances
-from tests.cases import ARCHITECTURES, golden_checkpoint, potential, water
+from tests.cases import ARCHITECTURES, copper_primitive, golden_checkpoint, potential, water
+from tests.model.test_options import checkpoint as option
 from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [
@@ -118,6 +122,79 @@ def test_what_float32_cannot_hold_names_the_structure() -> None:
 
 def _batch(model: Potential, structures: list[Atoms]) -> edgewise.systems.SystemBatch:
     return model._checked_batch(structures, ["omol"] * len(structures))
+
+
+def test_tf32_has_the_range_of_float32() -> None:
+    """So there is nothing to be done again."""
+    model = fused(precision="float32")
+    runner = model._runner
+    given = runner.network, model._scales, model.settings, runner.device, "tf32"
+    assert KernelRunner(*given).redo(_batch(model, [water()])) is None  # type: ignore[arg-type]
+
+
+def test_stress_that_is_not_finite_is_noticed() -> None:
+    """Energies and forces alone do not tell."""
+    model, atoms = fused(), copper_primitive()
+    batch = _batch(model, [atoms])
+    outputs = model._runner.run(batch)
+    good = joined_results([outputs], batch)
+    assert not not_finite(good, batch, with_stress=True)
+    outputs.stress[0, 0, 0] = torch.nan
+    assert not_finite(joined_results([outputs], batch), batch, with_stress=True) == [0]
+
+
+def test_nothing_is_left_of_atoms_that_were_forgotten() -> None:
+    """A search reads the tensors of its atoms: others of the same sizes need a search of their own."""
+    model = fused(precision="float32")
+    runner = model._runner
+    assert isinstance(runner, KernelRunner)
+    bent = water()
+    bent.positions[1] += 20.0  # Further than any cutoff, so that the edges of before would show.
+    model.predict([water()], "omol")
+    runner._steps._atoms.clear()
+    tolerances.assert_close(model.predict([bent], "omol")[0], potential().predict([bent], "omol")[0], tolerances.T32)
+
+
+@pytest.mark.parametrize("name", ["moe_type_all", "neighbors_10"])
+def test_options_in_batches_of_several_mixtures(name: str) -> None:
+    """Experts in every network, each with its own runs of edges, and a cap that binds."""
+    found, exact = (
+        Potential(option(name), device=device, settings=edgewise.InferenceSettings(**settings))
+        for device, settings in (
+            (DEVICE, {"execution_mode": "fused", "precision": "float32"}),
+            ("cpu", {"precision": "float64"}),
+        )
+    )
+    crystal = copper_primitive()
+    crystal.symbols[:] = "Ar"
+    structures = [water(), Atoms("N2", [[0, 0, 0], [0, 0.1, 1.1]]), crystal]
+    count = 3 if name == "neighbors_10" else 2
+    task = exact.tasks[0]
+    for batch in (structures[:count], structures[count - 1 : count]):
+        for one, other in zip(found.predict(batch, task), exact.predict(batch, task), strict=True):
+            tolerances.assert_close(one, other, tolerances.T32)
+    assert found._runner.n_capped == (1 if name == "neighbors_10" else 0)
+
+
+def test_lone_atoms_of_several_elements() -> None:
+    """No edge at all, and weights of their own."""
+    model, exact = (item.allowing(lone_atoms=True) for item in (fused(precision="float32"), potential()))
+    structures = [Atoms("Na"), Atoms("He")]
+    found, expected = model.predict(structures, "omat"), exact.predict(structures, "omat")
+    for one, other in zip(found, expected, strict=True):
+        tolerances.assert_close(one, other, tolerances.T32)
+
+
+@pytest.mark.parametrize("architecture", ["uma-s-tiny", "uma-m-tiny", "esen-tiny"])
+@pytest.mark.parametrize("precision", ["fast", "tf32", "float32"])
+def test_no_stage_of_published_shapes_is_a_reference_operation(architecture: str, precision: str) -> None:
+    """Nor with lmax 2 and mmax 1. What `describe()` says is worked out by what chooses, so no GPU need be there."""
+    settings = edgewise.InferenceSettings(execution_mode="fused", precision=precision)
+    config = potential(architecture).config
+    for shape in (config, replace(config, mmax=1)) if config.lmax == 2 else (config,):
+        operations = make_plan(shape, settings, torch.device("cuda")).operations
+        assert not [name for name, text in operations.items() if "plain" in text]
+        assert operations["gather_rotate"] == operations["rotate_sum"] == "CUDA C++ kernels"
 
 
 def test_a_lone_atom_and_an_empty_list() -> None:
