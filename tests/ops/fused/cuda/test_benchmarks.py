@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,21 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("somewhere")]
 BENCHMARKS = Path(__file__).parent.parent.parent.parent.parent / "benchmarks"
 
 
+@pytest.fixture
+def on_the_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Find the modules of the benchmarks, and forget them afterwards: training has some of the same names."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize("name", ["gather_rotate", "rotate_sum"])
 @pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
+@pytest.mark.usefixtures("on_the_path")
 def test_checks_pass(name: str, row_format: RowFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     place = BENCHMARKS / "ops" / "fused" / "cuda" / f"{name}.py"
     found = importlib.util.spec_from_file_location(f"benchmark_of_{name}", place)
     assert found
