@@ -32,7 +32,9 @@ PLACES = {
     "hidden": "operand of the last radial layer",
     "slopes": "its derivative",
     "last": "weights of the last radial layers",
+    "biases": "their biases",
     "embedding": "weights of the embedding's last radial layer",
+    "embedding_bias": "its bias",
     "radial": "radial factors, stored",
     "radial_slope": "their derivatives, stored",
     "packed": "operands of the first SO(2) map",
@@ -41,6 +43,7 @@ PLACES = {
     "gated": "operands of the second SO(2) map",
     "convolved": "values after the second map, stored",
     "degree": "features of the embedding, stored",
+    "degree_slope": "their derivatives, stored",
     "to_packed": "gradients of the first map's operands",
     "to_before_gate": "gradients before the gate",
     "to_gated": "gradients behind the gate",
@@ -105,6 +108,10 @@ class RoundedEdges(PlainEdges):
         """See `StepEdges`."""
         return super().embed(self.at("degree", features))
 
+    def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
+        """See `StepEdges`."""
+        super().embed_adjoint(gradient, self.at("degree", features), self.at("degree_slope", features_slope))
+
 
 def rounded_weights(weights: StepWeights, chosen: frozenset[str]) -> StepWeights:
     """Round the weights at the chosen places."""
@@ -114,14 +121,20 @@ def rounded_weights(weights: StepWeights, chosen: frozenset[str]) -> StepWeights
             return item
         return replace(item, blocks=tuple(map(float16, item.blocks)), transposed=tuple(map(float16, item.transposed)))
 
-    def radial(item: RadialWeights, place: str) -> RadialWeights:
-        return replace(item, last=float16(item.last)) if place in chosen else item
+    def radial(item: RadialWeights, matrix: str, bias: str) -> RadialWeights:
+        last = float16(item.last) if matrix in chosen else item.last
+        return replace(item, last=last, last_bias=float16(item.last_bias) if bias in chosen else item.last_bias)
 
     blocks = [
-        replace(block, conv_1=so2_map(block.conv_1), conv_2=so2_map(block.conv_2), radial=radial(block.radial, "last"))
+        replace(
+            block,
+            conv_1=so2_map(block.conv_1),
+            conv_2=so2_map(block.conv_2),
+            radial=radial(block.radial, "last", "biases"),
+        )
         for block in weights.blocks
     ]
-    return replace(weights, degree=radial(weights.degree, "embedding"), blocks=tuple(blocks))
+    return replace(weights, degree=radial(weights.degree, "embedding", "embedding_bias"), blocks=tuple(blocks))
 
 
 def evaluator(repeat: tuple[int, int, int], device: str) -> tuple[Callable[[frozenset[str]], dict[str, Tensor]], int]:

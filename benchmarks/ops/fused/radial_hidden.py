@@ -44,22 +44,23 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
     hidden = [weights(network, float32) for network in range(N_NETWORKS)]
     stack = radial_stack(list(basis), list(source), list(target), hidden)
     numbers = torch.arange(given.n_atoms, device=given.device) % N_ELEMENTS
-    distance, columns = given.geometry(float32).distance, given.row_format.hidden_columns(c)
+    distance, chosen = given.geometry(float32).distance, given.row_format
+    columns = [chosen.hidden_columns(c, constant=constant) for constant in (True, False)]
 
     def ours() -> list[Tensor]:
-        made = [given.empty(N_NETWORKS, given.n_edges, columns, dtype=given.row_format.operands) for _ in range(2)]
-        chosen = given.row_format
+        made = [given.empty(N_NETWORKS, given.n_edges, count, dtype=chosen.operands) for count in columns]
         radial_hidden(distance, numbers.int(), given.edges, CUTOFF, stack, *made, row_format=chosen)
         return made
 
     def read(found: Sequence[Tensor]) -> list[Tensor]:
         # Both parts together are what the last layer multiplies.
-        if columns == c:
-            return list(found)
-        pairs = [(item[..., :c].float(), item[..., c : 2 * c].float()) for item in found]
-        if given.row_format.parts == 2:
-            return [problem.value_of_parts(high, low) for low, high in pairs]
-        return [high + low for high, low in pairs]
+        return [sum_of_parts(item) for item in found]
+
+    def sum_of_parts(item: Tensor) -> Tensor:
+        if item.shape[-1] == c:
+            return item.float()
+        first, second = item[..., :c].float(), item[..., c : 2 * c].float()
+        return problem.value_of_parts(second, first) if chosen.parts == 2 else first + second
 
     def plain(to: torch.dtype) -> list[Tensor]:
         geometry, found = given.geometry(to), []

@@ -45,7 +45,7 @@ ROWS = ("radial", "radial_slope", "rows", "before", "features", "features_slope"
 TYPES = {
     **dict.fromkeys(INTEGERS, "*i32"),
     **dict.fromkeys((*ROWS, "gradient", "out", "basis", "linear"), "*fp16"),
-    **dict.fromkeys(("n_edges", "n_atoms"), "i32"),
+    **dict.fromkeys(("n_edges", "n_atoms", "first"), "i32"),
     "step": "fp32",
 }
 """Rows of edges in float16; everything else that is not named is a float32 tensor."""
@@ -93,7 +93,8 @@ def radial_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str],
     sizes = {"ELEMENTS": 100, "WIDTH": CHANNELS, "COLUMNS": CHANNELS, "BASIS": 32, "BASIS_ROWS": 32}
     for name in ("float16", "split", "tf32", "float32"):
         row_format = FORMATS[name]
-        written = {"FORMAT": name, "WRITTEN": row_format.hidden_columns(CHANNELS), "CONSTANTS": CONSTANTS}
+        of_value, of_slope = (row_format.hidden_columns(CHANNELS, constant=item) for item in (True, False))
+        written = {"FORMAT": name, "WRITTEN": of_value, "OF_SLOPE": of_slope, "CONSTANTS": CONSTANTS}
         exact = {"ROWS": radial_hidden.EDGES, "EPSILON": EPSILON}
         operands = "*fp16" if row_format.operands.itemsize == 2 else "*fp32"
         types = {**TYPES, "value_out": operands, "slope_out": operands}

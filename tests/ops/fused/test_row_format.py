@@ -123,7 +123,7 @@ def test_last_layers(row_format: RowFormat, n_rows: int) -> None:
     last = row_format.last_matrix(matrix.to(dtype), bias.to(dtype))
     for constant in (True, False):
         hidden = row_format.hidden(x.to(dtype), constant=constant)
-        assert hidden.shape == (n_rows, row_format.hidden_columns(width))
+        assert hidden.shape == (n_rows, row_format.hidden_columns(width, constant=constant))
         assert hidden.dtype == row_format.operands
         found = row_format.last_layer(hidden, last, bias.to(row_format.results) if constant else None)
         assert found.dtype == row_format.results

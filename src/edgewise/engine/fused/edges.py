@@ -95,7 +95,6 @@ class StepEdges(ABC):
 def plain_hidden(
     order: EdgeOrder,
     geometry: EdgeGeometry,
-    row_format: RowFormat,
     numbers: Tensor,
     weights: RadialWeights,
     rows: slice = slice(None),
@@ -105,7 +104,8 @@ def plain_hidden(
     first = first + functional.linear(geometry.gaussians[rows], weights.basis)
     slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
     value, slope = hidden_with_slope(first, slope, weights.hidden)
-    return row_format.hidden(value, constant=True), row_format.hidden(slope, constant=False)
+    made = weights.row_format.hidden
+    return made(value, constant=True), made(slope, constant=False)
 
 
 class PlainEdges(StepEdges):
@@ -128,7 +128,7 @@ class PlainEdges(StepEdges):
 
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`."""
-        return plain_hidden(self.order, self.geometry, self.row_format, numbers, weights, rows)
+        return plain_hidden(self.order, self.geometry, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

@@ -154,20 +154,31 @@ class KernelEdges(StepEdges):
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`."""
-        stack = _stack(weights)
-        columns, row_format = self.row_format.hidden_columns(stack.n_hidden), self.row_format
-        shape = len(weights.radial_networks), self.tables.capacity, columns
+        of_blocks = self._hidden(1, len(weights.blocks), self.row_format, numbers.int(), weights)
+        return [*self._hidden(0, 1, self.row_format.of_embedding, numbers.int(), weights), *of_blocks]
+
+    def _hidden(
+        self, first: int, count: int, row_format: RowFormat, numbers: Tensor, weights: StepWeights
+    ) -> list[Hidden]:
+        """Do some of the networks."""
+        stack, capacity = _stack(weights), self.tables.capacity
         values, slopes = (
-            torch.empty(shape, dtype=row_format.operands, device=self.tables.ends.device) for _ in range(2)
+            torch.empty(
+                (count, capacity, row_format.hidden_columns(stack.n_hidden, constant=constant)),
+                dtype=row_format.operands,
+                device=numbers.device,
+            )
+            for constant in (True, False)
         )
         radial_hidden(
             self._distance,
-            numbers.int(),
+            numbers,
             self.tables,
             self._cutoff,
             stack,
             values,
             slopes,
+            first=first,
             row_format=row_format,
         )
         return list(zip(values, slopes, strict=True))
@@ -175,7 +186,7 @@ class KernelEdges(StepEdges):
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`; in plain PyTorch, for edges whose number the host knows."""
         assert self._plain is not None
-        return plain_hidden(*self._plain, self.row_format, numbers, weights, rows)
+        return plain_hidden(*self._plain, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

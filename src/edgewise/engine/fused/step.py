@@ -202,7 +202,7 @@ class Step:
         """Apply the last layer of a radial network to values, or without the bias to slopes."""
 
         def evaluate(own: RadialWeights, rows: slice) -> Tensor:
-            return inputs.edges.row_format.last_layer(x[rows], own.last, own.last_bias if bias else None)
+            return own.row_format.last_layer(x[rows], own.last, own.last_bias if bias else None)
 
         if len(weights) == 1:
             return evaluate(weights[0], slice(None))

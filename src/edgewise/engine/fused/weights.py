@@ -27,6 +27,7 @@ class RadialWeights:
         hidden: The layers between the first and the last.
         last: [n_out, columns], made by `RowFormat.last_matrix`.
         last_bias: [n_out], in the type of results.
+        row_format: Of the last layer.
     """
 
     basis: Tensor
@@ -35,6 +36,7 @@ class RadialWeights:
     hidden: HiddenWeights
     last: Tensor
     last_bias: Tensor
+    row_format: RowFormat
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def prepare(backbone: Backbone, mixed: ModelWeights, row_format: RowFormat) -> S
         row_format: Of the rows of edges that are multiplied.
     """
     degree = backbone.edge_degree_embedding.rad_func
-    of_degree = _radial(backbone, degree, degree.mixed(None), row_format, 1 / DEGREE_RESCALE)
+    of_degree = _radial(backbone, degree, degree.mixed(None), row_format.of_embedding, 1 / DEGREE_RESCALE)
     blocks: list[BlockWeights] = []
     for block, layer in zip(backbone.blocks, mixed, strict=True):
         assert isinstance(block, Block)
@@ -107,4 +109,5 @@ def _radial(
         hidden=network.hidden_weights(weights),
         last=row_format.last_matrix(weights[-1] * scale, last_bias),
         last_bias=last_bias.to(row_format.results),
+        row_format=row_format,
     )

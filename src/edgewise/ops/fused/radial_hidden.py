@@ -113,7 +113,7 @@ def _norm_and_silu(x, slope, scale, shift, inside, WIDTH: tl.constexpr, EPSILON:
 @triton.jit
 def _store(
     rows, column, x, live, inside, constant,
-    FORMAT: tl.constexpr, WIDTH: tl.constexpr, CONSTANTS: tl.constexpr,
+    FORMAT: tl.constexpr, WRITTEN: tl.constexpr, WIDTH: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Store values as `RowFormat.hidden` lays them out; `constant` multiplies the bias."""
     pointer = rows[:, None] + column[None, :]
@@ -129,7 +129,7 @@ def _store(
         high = to_tf32(x)
         tl.store(pointer, high, mask=inside)
         tl.store(pointer + WIDTH, to_tf32(x - high), mask=inside)
-    elif FORMAT == "float16":
+    elif FORMAT == "float16" and WRITTEN == 2 * WIDTH:
         tl.store(pointer, x, mask=inside)
         tl.store(pointer + WIDTH, x - x.to(tl.float16).to(tl.float32), mask=inside)
     else:
@@ -138,13 +138,14 @@ def _store(
 
 @triton.jit
 def _radial_hidden(
-    distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step,
+    distance, ends, numbers, basis, tables, linear, vectors, value_out, slope_out, n_live, n_edges, step, first,
     ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BASIS: tl.constexpr, BASIS_ROWS: tl.constexpr,
     ROWS: tl.constexpr, EPSILON: tl.constexpr, FORMAT: tl.constexpr,
-    WRITTEN: tl.constexpr, CONSTANTS: tl.constexpr,
+    WRITTEN: tl.constexpr, OF_SLOPE: tl.constexpr, CONSTANTS: tl.constexpr,
 ):  # fmt: skip
     """Evaluate one network for a tile of edges."""
-    network = tl.program_id(1).to(tl.int64)
+    own = tl.program_id(1).to(tl.int64)
+    network = first + own
     edge = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = edge < tl.load(n_live)
     column = tl.arange(0, COLUMNS)
@@ -172,9 +173,9 @@ def _radial_hidden(
     x, slope = _norm_and_silu(
         x, slope, tl.load(vector + 3 * COLUMNS), tl.load(vector + 4 * COLUMNS), inside, WIDTH, EPSILON
     )
-    out = (network * n_edges + edge) * WRITTEN
-    _store(value_out + out, column, x, live, inside, 1.0, FORMAT, WIDTH, CONSTANTS)
-    _store(slope_out + out, column, slope, live, inside, 0.0, FORMAT, WIDTH, CONSTANTS)
+    out = own * n_edges + edge
+    _store(value_out + out * WRITTEN, column, x, live, inside, 1.0, FORMAT, WRITTEN, WIDTH, CONSTANTS)
+    _store(slope_out + out * OF_SLOPE, column, slope, live, inside, 0.0, FORMAT, OF_SLOPE, WIDTH, CONSTANTS)
 
 
 def radial_hidden(
@@ -186,9 +187,10 @@ def radial_hidden(
     values: Tensor,
     slopes: Tensor,
     *,
+    first: int = 0,
     row_format: RowFormat | None = None,
 ) -> None:
-    """Evaluate all networks up to their last layer.
+    """Evaluate networks up to their last layer.
 
     Args:
         distance: [capacity] float32, Å.
@@ -196,25 +198,29 @@ def radial_hidden(
         edges: Ends and number of the edges.
         cutoff: Å; the centres of the gaussians lie evenly from 0 to it.
         stack: The networks.
-        values: [n_networks, capacity, columns], receives the values as `RowFormat.hidden` lays them out.
+        values: [n_evaluated, capacity, columns], receives the values as `RowFormat.hidden` lays them out.
         slopes: The same, receives their derivatives with respect to the distance, 1/Å.
+        first: The first of the networks that are evaluated.
         row_format: How values and slopes are written; None for the plain format of their type.
 
     Raises:
         ValueError: Tensors that do not fit together.
     """
-    n_networks, _, basis_rows, columns = stack.basis.shape
+    n_networks, (_, _, basis_rows, columns) = values.shape[0], stack.basis.shape
+    if not 0 <= first <= stack.basis.shape[0] - n_networks:
+        message = f"networks {first} to {first + n_networks - 1} of {stack.basis.shape[0]}"
+        raise ValueError(message)
     row_format = plain_format(values.dtype) if row_format is None else row_format
-    written = row_format.hidden_columns(stack.n_hidden)
-    for name, tensor in (("values", values), ("slopes", slopes)):
-        check_tensor(name, tensor, (n_networks, edges.capacity, written), row_format.operands)
-        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, written)
+    written, of_slope = (row_format.hidden_columns(stack.n_hidden, constant=item) for item in (True, False))
+    for name, tensor, n_columns in (("values", values, written), ("slopes", slopes, of_slope)):
+        check_tensor(name, tensor, (n_networks, edges.capacity, n_columns), row_format.operands)
+        check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, n_columns)
     check_rows("distance", distance[None], 1, edges.capacity)
     if edges.capacity:
         _radial_hidden[(triton.cdiv(edges.capacity, EDGES), n_networks)](
             distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
-            edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1),
+            edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1), first,
             ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
             BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, FORMAT=row_format.name,
-            WRITTEN=written, CONSTANTS=CONSTANTS, num_warps=8,
+            WRITTEN=written, OF_SLOPE=of_slope, CONSTANTS=CONSTANTS, num_warps=8,
         )  # fmt: skip
