@@ -174,7 +174,19 @@ def feed_forward_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str,
 def neighbor_kernels() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, str], int]]:
     """Yield the steps of the neighbour list and of the order by source."""
     doubles = dict.fromkeys(("positions", "cells", "vectors", "nearest", "summary"), "*fp64")
-    integers = ("system_idx", "plan", "turns", "places", "bins", "flags", "found", "kept", "target_starts", "shifts")
+    integers = (
+        "system_idx",
+        "plan",
+        "turns",
+        "places",
+        "bins",
+        "flags",
+        "found",
+        "kept",
+        "target_starts",
+        "starts",
+        "shifts",
+    )
     types = {**TYPES, **doubles, **dict.fromkeys(integers, "*i32"), "keys": "*i64", "order": "*i64", "capacity": "i32"}
     cutoff, room, rows = {"CUTOFF": 6.0}, {"ROOM": 128}, {"ROWS": neighbor_list.NEIGHBOURS}
     tile = {"VISITS": neighbor_list.VISITS, "CANDIDATES": neighbor_list.CANDIDATES}

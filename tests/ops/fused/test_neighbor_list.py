@@ -206,6 +206,28 @@ def test_rows_beyond_the_last_edge_are_left_alone() -> None:
     assert torch.equal(found.ends[:, :6].long().cpu(), build_edges(batch, 6.0).edge_index)
 
 
+def test_less_room_than_edges() -> None:
+    """What follows may be under way before the host has seen the number: it has to find a list that is safe to read."""
+    batch = batch_of([copper_cube(), water()])
+    plan = plan_of(batch, 6.0)
+    inputs, expected = inputs_of(batch, plan), build_edges(batch, 6.0)
+    found = fill_edges(inputs, count_edges(inputs, plan.n_bins, 6.0, None, ROOM), 100)
+    assert found.n_live.tolist() == [100]
+    assert torch.equal(found.ends.long().cpu(), expected.edge_index[:, :100])
+    n_atoms = batch.positions.shape[0]
+    starts = torch.searchsorted(expected.edge_index[1].contiguous(), torch.arange(n_atoms + 1)).clamp(max=100)
+    assert torch.equal(found.target_starts.long().cpu(), starts)
+
+
+def test_an_incomplete_search_has_no_edges() -> None:
+    batch = batch_of([copper_cube(), water()])
+    plan = plan_of(batch, 6.0)
+    inputs = inputs_of(batch, plan)
+    found = fill_edges(inputs, count_edges(inputs, plan.n_bins, 6.0, None, 77), 400)
+    assert found.n_live.tolist() == [0]
+    assert not found.target_starts.any()
+
+
 @pytest.mark.parametrize("spare", [0, 5])
 def test_from_positions_to_the_tables_of_edges(spare: int) -> None:
     """All steps in a row make what the engine lays out from the list on the CPU."""
@@ -225,7 +247,7 @@ def test_from_positions_to_the_tables_of_edges(spare: int) -> None:
     expected, n = edge_tables(order, exact, shape, capacity), capacity - spare
     assert torch.equal(found.ends[:, :n], expected.ends[:, :n])
     assert torch.equal(by_source[:n], expected.by_source[:n])
-    assert torch.equal(candidates.target_starts, expected.target_starts)
+    assert torch.equal(found.target_starts, expected.target_starts)
     assert torch.equal(source_starts, expected.source_starts)
     assert torch.equal(found.n_live, expected.n_live)
     torch.testing.assert_close(geometry[:n], expected.geometry[:n], **tolerances.ROUNDED_ONCE)

@@ -116,7 +116,6 @@ class KernelEdges(StepEdges):
     def found(
         cls,
         list_of_edges: FoundEdges,
-        target_starts: Tensor,
         shape: MessageShape,
         cutoff: float,
         row_format: RowFormat,
@@ -125,13 +124,12 @@ class KernelEdges(StepEdges):
 
         Args:
             list_of_edges: The edges; their number is the capacity.
-            target_starts: [n_atoms + 1] int32, where the edges into each atom begin.
             shape: Sizes.
             cutoff: Å.
             row_format: How rows are stored.
         """
-        capacity, n_atoms = list_of_edges.edge_vec.shape[0], target_starts.shape[0] - 1
-        device = target_starts.device
+        capacity, n_atoms = list_of_edges.edge_vec.shape[0], list_of_edges.target_starts.shape[0] - 1
+        device = list_of_edges.edge_vec.device
         geometry = torch.empty(capacity, geometry_width(shape.lmax, shape.mmax), device=device)
         distance = torch.empty(capacity, device=device)
         edge_geometry(list_of_edges.edge_vec, list_of_edges.n_live, cutoff, shape, geometry, distance)
@@ -140,7 +138,7 @@ class KernelEdges(StepEdges):
             ends=list_of_edges.ends,
             geometry=geometry,
             n_live=list_of_edges.n_live,
-            target_starts=target_starts,
+            target_starts=list_of_edges.target_starts,
             by_source=by_source,
             source_starts=source_starts,
             scales=torch.ones(n_atoms, device=device),

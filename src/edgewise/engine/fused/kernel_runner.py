@@ -69,7 +69,7 @@ class KernelRunner(FusedRunner):
 
     @property
     def n_recorded(self) -> int:
-        """How many times a step was recorded."""
+        """See `SystemSteps.n_recorded`."""
         return self._steps.n_recorded
 
     @property
@@ -93,7 +93,7 @@ class KernelRunner(FusedRunner):
         """See `Runner.notes`."""
         found = ["sums run in a fixed order: the same structure gives the same bits"]
         if self.n_recorded:
-            found.append(f"{self.n_recorded} steps recorded so far, for as many sizes; at most {MOST_KEPT} are kept")
+            found.append(f"{self.n_recorded} steps are recorded, for as many sizes; at most {MOST_KEPT} are kept")
         if self._padding is not None:
             found.append(f"the last call made room for {self._padding:.1%} more edges than there were")
         if self.n_redone:

@@ -1,4 +1,4 @@
-"""Work that is recorded in a CUDA graph once, and done again with what then stands in its inputs; elsewhere, plain calls."""
+"""Work that is recorded in a CUDA graph when it is done a second time, and replayed from then on; elsewhere, plain calls."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import torch
 
 Result = TypeVar("Result")
 
-WARM_UPS = 1
-"""Rounds before the recording: kernels are compiled and libraries make their handles then."""
-
 
 class Recorded(Generic[Result]):
     """Work on tensors that stay in their places.
 
     The work must neither wait for the device nor depend on numbers that the device alone knows. What it returns is written
     anew in every call.
+
+    The first call does the work as it is: kernels are compiled and libraries make their handles then, and work that is done
+    once is never recorded, which takes several times as long.
+
+    Attributes:
+        latest: What the last call returned. Once the work is recorded it stays in its place.
     """
 
     def __init__(self, work: Callable[[], Result], device: torch.device, pool: Any = None) -> None:
-        """Record the work on a GPU.
+        """Take the work.
 
         Args:
             work: The work.
@@ -29,23 +32,31 @@ class Recorded(Generic[Result]):
             pool: A pool of memory to share with other recordings, from `torch.cuda.graph_pool_handle`: never two of them at
                 the same time, and none that has to keep more than what it returns. None for one of its own.
         """
-        self._work = work
+        self._work, self._pool = work, pool
+        self._can_record = device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type != "cuda":
-            return
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                work()
-        current.wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._result = work()
+        self.latest: Result | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether calls replay a recording."""
+        return self._graph is not None
 
     def __call__(self) -> Result:
         """Do the work."""
+        if self._can_record and self._graph is None and self.latest is not None:
+            self._record()
         if self._graph is None:
-            return self._work()
-        self._graph.replay()
-        return self._result
+            self.latest = self._work()
+        else:
+            self._graph.replay()
+        assert self.latest is not None
+        return self.latest
+
+    def _record(self) -> None:
+        # What the first call left behind is free for the recording's own memory.
+        self.latest = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self.latest = self._work()
+        self._graph = graph

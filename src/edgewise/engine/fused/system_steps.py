@@ -1,8 +1,8 @@
 """Whole steps from positions to energies, forces and stresses on the device, recorded for each kind of batch.
 
-A step is two recordings with one look by the host between them: the search finds and counts neighbours, and the host reads how
-many there are; then everything else works with room for just as many (`capacity`). What a recording takes for given is in the
-key that it is kept under; everything else may change from call to call.
+A step is two recordings: the search finds and counts neighbours, and the host reads how many there are; then everything else
+works with room for just as many (`capacity`). In a simulation the host guesses the room and looks when all is done. What a
+recording takes for given is in the key that it is kept under; everything else may change from call to call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -77,7 +78,11 @@ _CHANGING = ("positions", "cell", "atomic_numbers", "charge", "spin")
 
 
 class _Atoms:
-    """The atoms of batches with the same numbers of atoms, in tensors that stay where they are."""
+    """The atoms of batches with the same numbers of atoms, in tensors that stay where they are.
+
+    Positions and cells wait in memory of the host, from where the search copies them as its first act; the summary of the search
+    and the results of the step come back into such memory. So a recording moves all that changes by itself.
+    """
 
     def __init__(self, batch: SystemBatch, device: torch.device, network: Network) -> None:
         self._embed = network.backbone.system_embedding
@@ -95,23 +100,29 @@ class _Atoms:
             atom_starts=starts,
             plan=torch.zeros(batch.n_systems, 8, dtype=torch.int32, device=device),
         )
+        n_atoms, n_systems = batch.positions.shape[0], batch.n_systems
+        place = partial(torch.empty, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._positions, self._cell = place(n_atoms, 3), place(n_systems, 3, 3)
+        self.summary, self.values = place(5 + n_systems), place(10 * n_systems + 3 * n_atoms)
         self.at_atoms = self._embedding()
         self._plan: SearchPlan | None = None
         self._loaded: SystemBatch | None = None
-        self._pbc = batch.pbc
 
     def load(self, batch: SystemBatch) -> None:
-        """Put a batch into the tensors."""
-        self.batch.positions.copy_(batch.positions, non_blocking=True)
-        self.batch.cell.copy_(batch.cell, non_blocking=True)
+        """Put a batch where recordings find it."""
+        self._positions.copy_(batch.positions)
+        self._cell.copy_(batch.cell)
         names = _CHANGING[2:]
         known = self._loaded
-        if known is not None and all(torch.equal(getattr(batch, name), getattr(known, name)) for name in names):
-            return
-        for name in names:
-            getattr(self.batch, name).copy_(getattr(batch, name))
-        self.at_atoms.copy_(self._embedding())
-        self._loaded = batch
+        if known is None or not all(torch.equal(getattr(batch, name), getattr(known, name)) for name in names):
+            for name in names:
+                getattr(self.batch, name).copy_(getattr(batch, name))
+            self.at_atoms.copy_(self._embedding())
+
+    def fetch(self) -> None:
+        """Copy positions and cells to the device; part of a recording."""
+        self.batch.positions.copy_(self._positions, non_blocking=True)
+        self.batch.cell.copy_(self._cell, non_blocking=True)
 
     def _embedding(self) -> Tensor:
         """Return the embedding of each atom's system, [n_atoms, channels]."""
@@ -119,11 +130,13 @@ class _Atoms:
 
     def plan(self, batch: SystemBatch, cutoff: float) -> SearchPlan | None:
         """Return a plan of the search that serves the cells, and put it into its tensor; None if there is none."""
+        known, self._loaded = self._loaded, batch
+        if known is not None and torch.equal(batch.cell, known.cell) and torch.equal(batch.pbc, known.pbc):
+            return self._plan
         cells = batch.cell.numpy()
-        same_axes = torch.equal(batch.pbc, self._pbc)
+        same_axes = known is not None and torch.equal(batch.pbc, known.pbc)
         if self._plan is None or not same_axes or not self._plan.serves(cells, cutoff):
             self._plan = search_plan(batch.positions.numpy(), cells, batch.pbc.numpy(), self.offsets, cutoff)
-            self._pbc = batch.pbc
             if self._plan is not None:
                 self.search.plan.copy_(torch.from_numpy(np.ascontiguousarray(self._plan.table)))
         return self._plan
@@ -147,21 +160,22 @@ class _Kept(OrderedDict[Hashable, Made]):
 
 
 class SystemSteps:
-    """Steps of one network on one device.
-
-    Attributes:
-        n_recorded: How many times a step was recorded, for tests and `describe()`.
-    """
+    """Steps of one network on one device."""
 
     def __init__(self, network: Network, step: Step, row_format: RowFormat, device: torch.device) -> None:
         """Begin without recordings."""
-        self.n_recorded = 0
         self._network, self._step, self._format, self._device = network, step, row_format, device
         self._atoms: _Kept[_Atoms] = _Kept()
         self._searches: _Kept[Recorded[Candidates]] = _Kept()
         self._steps: _Kept[Recorded[Tensor]] = _Kept()
+        self._latest: WeakKeyDictionary[Recorded[Candidates], tuple[StepWeights, int, int]] = WeakKeyDictionary()
         self._room = SMALLEST_ROOM
-        self._pool: Any = None
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    @property
+    def n_recorded(self) -> int:
+        """Number of steps whose recordings are in memory."""
+        return sum(step.is_recorded for step in self._steps.values())
 
     def __call__(self, batch: SystemBatch, weights: StepWeights) -> RawOutputs | None:
         """Do a step.
@@ -173,26 +187,18 @@ class SystemSteps:
         Returns:
             None where a search of this kind cannot be made, or where atoms are too close: another list has to look.
         """
-        config = self._network.config
         sizes = tuple(batch.n_atoms.tolist())
         # The embedding of a system reads its dataset, which is no tensor.
         atoms = self._atoms.of((sizes, batch.tasks), partial(_Atoms, batch, self._device, self._network))
         atoms.load(batch)
-        plan = atoms.plan(batch, config.cutoff)
-        if plan is None:
-            return None
-        found = self._searched(atoms, plan)
+        plan = atoms.plan(batch, self._network.config.cutoff)
+        found = None if plan is None else self._evaluated(atoms, plan, weights)
         if found is None:
             return None
-        search, candidates, summary = found
-        capacity = capacity_of(summary.n_edges)
-        key = (atoms, search, capacity, weights)
-        make = partial(self._record, atoms, candidates, capacity, weights)
-        # Only a recording finds its candidates in the same place every time.
-        recorded = self._steps.of(key, make) if self._device.type == "cuda" else make()
-        values = recorded().cpu()
+        summary, capacity = found
         n_systems, n_atoms = batch.n_systems, batch.positions.shape[0]
-        energy, forces, stress = values.split([n_systems, 3 * n_atoms, 9 * n_systems])
+        # The next call writes where these stand.
+        energy, forces, stress = atoms.values.clone().split([n_systems, 3 * n_atoms, 9 * n_systems])
         return RawOutputs(
             energy=energy,
             forces=forces.view(n_atoms, 3),
@@ -202,39 +208,76 @@ class SystemSteps:
             padding=capacity / summary.n_edges - 1 if summary.n_edges else 0.0,
         )
 
-    def _searched(self, atoms: _Atoms, plan: SearchPlan) -> tuple[Recorded[Candidates], Candidates, Summary] | None:
-        """Find the neighbours; with more room once more if an atom has more of them than there was room for."""
-        config = self._network.config
+    def _evaluated(self, atoms: _Atoms, plan: SearchPlan, weights: StepWeights) -> tuple[Summary, int] | None:
+        """Leave the values with the atoms; return what was found and the capacity that served it.
+
+        Where the last two steps of this kind had the same capacity, a third is begun before the search has ended: then the host
+        waits once. If it guessed wrong, the step is done again as if nothing had happened; no result depends on a guess.
+        """
         for _ in range(2):
-            work = partial(
-                count_edges, atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), self._room
-            )
-            search = self._searches.of((atoms, plan.n_bins, self._room), partial(Recorded, work, self._device))
-            candidates = search()
-            summary = read_summary(candidates.summary)
+            search = self._search_of(atoms, plan)
+            search()
+            guess = self._guess(search, weights)
+            if guess is not None:
+                self._step_of(atoms, search, guess, weights)()
+            self._wait()
+            summary = read_summary(atoms.summary)
             if summary.overflow & ROOM_TOO_SMALL:
                 self._room = 1 << max(0, summary.most - 1).bit_length()
                 continue
-            usable = not summary.overflow and summary.smallest >= SMALLEST_DISTANCE**2
-            return (search, candidates, summary) if usable else None
+            if summary.overflow or summary.smallest < SMALLEST_DISTANCE**2:
+                return None
+            capacity = capacity_of(summary.n_edges)
+            if capacity != guess:
+                self._step_of(atoms, search, capacity, weights)()
+                self._wait()
+            self._remember(search, weights, capacity)
+            return summary, capacity
         return None
 
-    def _record(self, atoms: _Atoms, candidates: Candidates, capacity: int, weights: StepWeights) -> Recorded[Tensor]:
+    def _guess(self, search: Recorded[Candidates], weights: StepWeights) -> int | None:
+        """Return the capacity that the next step is likely to need, if there is reason to think so."""
+        known = self._latest.get(search)
+        return known[1] if known is not None and known[0] is weights and known[2] > 1 else None
+
+    def _remember(self, search: Recorded[Candidates], weights: StepWeights, capacity: int) -> None:
+        known = self._latest.get(search)
+        same = known is not None and known[0] is weights and known[1] == capacity
+        self._latest[search] = weights, capacity, 1 + (known[2] if same and known is not None else 0)
+
+    def _wait(self) -> None:
         if self._device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-            self.n_recorded += 1
-        plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
-        return Recorded(lambda: self._work(atoms, candidates, capacity, weights, plan), self._device, self._pool)
+            torch.cuda.current_stream().synchronize()
+
+    def _search_of(self, atoms: _Atoms, plan: SearchPlan) -> Recorded[Candidates]:
+        config, room = self._network.config, self._room
+
+        def work() -> Candidates:
+            atoms.fetch()
+            found = count_edges(atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), room)
+            atoms.summary.copy_(found.summary, non_blocking=True)
+            return found
+
+        return self._searches.of((atoms, plan.n_bins, room), lambda: Recorded(work, self._device))
+
+    def _step_of(
+        self, atoms: _Atoms, search: Recorded[Candidates], capacity: int, weights: StepWeights
+    ) -> Recorded[Tensor]:
+        def made() -> Recorded[Tensor]:
+            plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
+            work = partial(self._work, atoms, search, capacity, weights, plan)
+            return Recorded(work, self._device, self._pool)
+
+        return self._steps.of((atoms, search, capacity, weights), made)
 
     def _work(
-        self, atoms: _Atoms, candidates: Candidates, capacity: int, weights: StepWeights, plan: AtomPlan
+        self, atoms: _Atoms, search: Recorded[Candidates], capacity: int, weights: StepWeights, plan: AtomPlan
     ) -> Tensor:
         """Do everything after the search; return energies, forces and stresses one after the other."""
-        batch = atoms.batch
+        batch, candidates = atoms.batch, search.latest
+        assert candidates is not None
         found = fill_edges(atoms.search, candidates, capacity)
-        edges = KernelEdges.found(
-            found, candidates.target_starts, self._step.shape, self._network.config.cutoff, self._format
-        )
+        edges = KernelEdges.found(found, self._step.shape, self._network.config.cutoff, self._format)
         n_atoms = batch.positions.shape[0]
         inputs = StepInputs(
             batch=batch,
@@ -254,7 +297,9 @@ class SystemSteps:
         else:
             forces, stress = forces_and_virial(gradient, found.edge_vec, edges.tables, atoms.atom_starts)
         energy = sum_of_systems(output.node_energy.to(torch.float64)[:, None], atoms.atom_starts)
-        return torch.cat([energy.flatten(), forces.flatten(), stress.flatten()])
+        values = torch.cat([energy.flatten(), forces.flatten(), stress.flatten()])
+        atoms.values.copy_(values, non_blocking=True)
+        return values
 
 
 def _cap(max_neighbors: int | None) -> tuple[int, float] | None:

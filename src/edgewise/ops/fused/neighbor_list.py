@@ -117,13 +117,15 @@ class FoundEdges:
     Attributes:
         ends: [2, capacity] int32, source and target.
         edge_vec: [capacity, 3], Å, float64, from target to source.
-        n_live: [1] int32, the number of edges.
+        n_live: [1] int32, the number of edges, or the capacity if that is less.
+        target_starts: [n_atoms + 1] int32, where the edges into each atom begin, at most the capacity.
         shifts: [capacity, 3] int32, lattice translations of the source; None unless asked for.
     """
 
     ends: Tensor
     edge_vec: Tensor
     n_live: Tensor
+    target_starts: Tensor
     shifts: Tensor | None
 
 
@@ -281,19 +283,20 @@ def fill_edges(inputs: SearchInputs, candidates: Candidates, capacity: int, *, w
 
     Args:
         inputs: As they were then.
-        candidates: What was found, without overflow.
-        capacity: Number of edges to make room for, at least as many as there are.
+        candidates: What was found; with an overflow no edges are written.
+        capacity: Number of edges to make room for. With less than there are some are missing, and no kernel goes astray.
         with_shifts: Write the shifts too.
     """
     n_atoms, device = inputs.positions.shape[0], inputs.positions.device
     ends = torch.empty(2, capacity, dtype=torch.int32, device=device)
     vectors = torch.empty(capacity, 3, dtype=torch.float64, device=device)
     shifts = torch.empty(capacity, 3, dtype=torch.int32, device=device) if with_shifts else None
-    n_live = torch.zeros(1, dtype=torch.int32, device=device)
+    n_live, starts = (torch.zeros(size, dtype=torch.int32, device=device) for size in (1, n_atoms + 1))
     if n_atoms:
         write_edges[(n_atoms,)](
             inputs.positions, inputs.cells, inputs.system_idx, candidates.turns, candidates.keys, candidates.found,
-            candidates.target_starts, ends, vectors, ends if shifts is None else shifts, n_live, n_atoms, capacity,
+            candidates.target_starts, candidates.summary, ends, vectors, ends if shifts is None else shifts, n_live, starts,
+            n_atoms, capacity,
             ROOM=candidates.keys.shape[1], ROWS=NEIGHBOURS, SHIFTS=with_shifts, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-    return FoundEdges(ends, vectors, n_live, shifts)
+    return FoundEdges(ends, vectors, n_live, starts, shifts)

@@ -268,11 +268,16 @@ def add_up(found, kept, nearest, flags, target_starts, summary, n_atoms, ROOM: t
 
 @triton.jit
 def write_edges(
-    positions, cells, system_idx, turns, keys, found, target_starts, ends, vectors, shifts, n_live, n_atoms, capacity,
+    positions, cells, system_idx, turns, keys, found, target_starts, summary, ends, vectors, shifts, n_live,
+    starts, n_atoms, capacity,
     ROOM: tl.constexpr, ROWS: tl.constexpr, SHIFTS: tl.constexpr,
 ):  # fmt: skip
-    """Write the edges into one atom, each at the place that the number of smaller keys tells."""
+    """Write the edges into one atom, each at the place that the number of smaller keys tells.
+
+    A search that has not found everything has no edges: what follows may be under way before the host knows of it.
+    """
     atom = tl.program_id(0)
+    capacity_used = tl.where(tl.load(summary + 4) == 0.0, capacity, 0)
     cell = cells + tl.load(system_idx + atom) * 9
     keys += atom.to(tl.int64) * ROOM
     count = tl.minimum(tl.load(found + atom), ROOM)
@@ -285,7 +290,7 @@ def write_edges(
             other = tl.load(keys + start + row, mask=start + row < count, other=_DROPPED)
             rank += tl.sum((other[None, :] < key[:, None]).to(tl.int32), axis=1)
         place = (begin + rank).to(tl.int64)
-        live = (key != _DROPPED) & (place < capacity)
+        live = (key != _DROPPED) & (place < capacity_used)
         source, shift_0, shift_1, shift_2, x, y, z = _vector_of_key(
             positions, cell, turns, atom, tl.where(live, key, 0), n_atoms, live
         )
@@ -298,5 +303,8 @@ def write_edges(
             tl.store(shifts + place * 3, shift_0, mask=live)
             tl.store(shifts + place * 3 + 1, shift_1, mask=live)
             tl.store(shifts + place * 3 + 2, shift_2, mask=live)
+    tl.store(starts + atom, tl.minimum(begin, capacity_used))
     if atom == 0:
-        tl.store(n_live, tl.minimum(tl.load(target_starts + n_atoms), capacity))
+        n_within = tl.minimum(tl.load(target_starts + n_atoms), capacity_used)
+        tl.store(n_live, n_within)
+        tl.store(starts + n_atoms, n_within)
