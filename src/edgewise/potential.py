@@ -78,6 +78,7 @@ class Potential:
         self._plan: Plan = make_plan(self.config, self.settings, self.device)
         self._elements = checkpoint.card.get("elements")
         self._allowances = Allowances()
+        self._allowed_elements = self._elements_as_mask()
         self.task = None if task is None else self._checked_task(task)
         if self.task is None and len(self.tasks) == 1:
             self.task = self.tasks[0]
@@ -122,6 +123,7 @@ class Potential:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._allowances = Allowances(charge_spin, lone_atoms, any_element)
+        other._allowed_elements = other._elements_as_mask()
         return other
 
     def with_ops(self, ops: Ops) -> Potential:
@@ -287,10 +289,14 @@ class Potential:
         self._check_lone_atoms(batch)
         return batch
 
-    def _check_elements(self, batch: SystemBatch) -> None:
+    def _elements_as_mask(self) -> NDArray[np.bool_]:
+        """Return which atomic numbers are taken."""
         allowed = np.zeros(max(200, self.config.max_elements), dtype=bool)
         allowed[list(range(1, self.config.max_elements) if self._allowances.any_element else self.elements)] = True
-        numbers = batch.atomic_numbers.numpy()
+        return allowed
+
+    def _check_elements(self, batch: SystemBatch) -> None:
+        allowed, numbers = self._allowed_elements, batch.atomic_numbers.numpy()
         known = allowed[numbers.clip(0, len(allowed) - 1)]
         if known.all():
             return
@@ -400,6 +406,8 @@ def _served_tasks(config: ModelConfig, scales: dict[str, TaskScales]) -> dict[st
 
 def _split(batch: SystemBatch) -> list[SystemBatch]:
     """Cut a batch into runs of whole structures of about `ATOMS_PER_BATCH` atoms."""
+    if batch.n_systems == 1:
+        return [batch]
     offsets = batch.offsets()
     bounds, begin = [0], 0
     for system in range(batch.n_systems):

@@ -67,7 +67,8 @@ class Results:
 def _joined(tensors: Sequence[torch.Tensor], empty_shape: tuple[int, ...]) -> NDArray[np.float64]:
     if not tensors:
         return np.zeros(empty_shape)
-    return torch.cat(list(tensors)).cpu().numpy().astype(np.float64, copy=False)
+    joined = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+    return joined.cpu().numpy().astype(np.float64, copy=False)
 
 
 def joined_results(outputs: Sequence[Outputs], batch: SystemBatch) -> Results:
@@ -82,6 +83,12 @@ def joined_results(outputs: Sequence[Outputs], batch: SystemBatch) -> Results:
 
 def not_finite(results: Results, batch: SystemBatch, *, with_stress: bool) -> list[int]:
     """Return the systems whose results are NaN or infinite; where no axis is periodic, the stress is meant to be NaN."""
+    # NaN and infinity reach every sum that they are in.
+    total = results.energy.sum() + results.forces.sum()
+    if with_stress:
+        total += results.stress[batch.pbc.any(dim=1).numpy()].sum()
+    if np.isfinite(total):
+        return []
     bad = ~np.isfinite(results.energy)
     bad[batch.system_idx.numpy()[~np.isfinite(results.forces).all(axis=1)]] = True
     if with_stress:

@@ -38,6 +38,9 @@ HIGHEST = FLOAT32
 """The format of steps that are done again: with the range and the products of float32 there is nothing above it."""
 
 
+_OF_SIZES = ("cell", "pbc", "n_atoms")
+
+
 class KernelRunner(FusedRunner):
     """A network whose steps run on kernels.
 
@@ -61,6 +64,7 @@ class KernelRunner(FusedRunner):
             network, scales, settings, device, precision, make_edges=make_edges, nodes=KernelNodes(), row_format=chosen
         )
         self.n_redone = 0
+        self._checked: SystemBatch | None = None
         self._given_scales = scales
         self._padding: float | None = None
         self._higher: KernelRunner | None = None
@@ -118,15 +122,20 @@ class KernelRunner(FusedRunner):
     def run(self, batch: SystemBatch) -> Outputs:
         """See `Runner.run`."""
         with self._call(), torch.no_grad():
-            check_sizes(batch, self.network.config.cutoff)
+            self._check_sizes(batch)
             mixed, weights_of_system = self.mixtures.for_batch(batch)
             weights = [self._prepared(item) for item in mixed]
             # Runs of edges with weights of their own have bounds that a recorded step could not follow.
-            raw = self._steps(batch, weights[0]) if len(weights) == 1 and self.finds_neighbors else None
-            if raw is not None:
-                self._padding = raw.padding
-                self._note_cap(raw.n_capped)
-                return self._scaled(batch, raw)
+            alike = len(weights) == 1 and self.finds_neighbors
+            begun = self._steps.begin(batch, weights[0]) if alike else None
+            if begun is not None:
+                # While the device works.
+                scales = self._scales.of(batch, torch.device("cpu"))
+                raw = self._steps.finish(begun)
+                if raw is not None:
+                    self._padding = raw.padding
+                    self._note_cap(raw.n_capped)
+                    return self._scaled(batch, raw, scales)
             edges = self._edges(batch)
             scales, sizes = self._scales.of(batch, self.device), batch.n_atoms.tolist()
             batch, edges = batch.to(self.device), edges.to(self.device)
@@ -135,9 +144,16 @@ class KernelRunner(FusedRunner):
                 return self._direct_outputs(batch, output, scales)
             return self._conservative_outputs(batch, edges, output.node_energy, gradient, scales)
 
-    def _scaled(self, batch: SystemBatch, raw: RawOutputs) -> Outputs:
+    def _check_sizes(self, batch: SystemBatch) -> None:
+        """See `check_sizes`; where all axes are periodic it is the cell that counts, which seldom changes."""
+        known = self._checked
+        same = known is not None and all(torch.equal(getattr(batch, name), getattr(known, name)) for name in _OF_SIZES)
+        if not same or not batch.pbc.all():
+            check_sizes(batch, self.network.config.cutoff)
+            self._checked = batch
+
+    def _scaled(self, batch: SystemBatch, raw: RawOutputs, scales: OutputScales) -> Outputs:
         """Turn what a step returns into physical outputs, on the CPU."""
-        scales = self._scales.of(batch, torch.device("cpu"))
         energy = raw.energy / batch.n_atoms if self.network.reduces_energy_by_mean else raw.energy
         energy = energy * scales.energy + scales.energy_offset
         if self.network.is_direct:

@@ -73,8 +73,10 @@ class _Kept:
         h: What the feed-forward network reads of them.
         of_network: What the network's adjoint reads beside it.
         hidden: The radial network before its last layer.
-        before_gate: Rows of edges before the gate.
-        convolved: Rows of edges after the second SO(2) map.
+        radial: Its results, of the block that the adjoint begins with; None of the others, which make them again: kept for all
+            blocks they would take a third more memory.
+        rows: Rows of edges before the gate, and after the second SO(2) map. The adjoint takes each out when it reads it, so
+            that its memory is free for what comes next.
     """
 
     before: Tensor
@@ -83,8 +85,8 @@ class _Kept:
     h: Tensor
     of_network: object
     hidden: Hidden
-    before_gate: Tensor
-    convolved: Tensor
+    radial: Tensor | None
+    rows: list[Tensor]
 
 
 class Step:
@@ -225,7 +227,8 @@ class Step:
         between, h = self._nodes.norm_of_sum(before, messages, weights[0].norm_2)
         x, of_network = self._nodes.feed_forward(h, *self._networks(weights, inputs), between)
         x = self._nodes.balance(x, self._config, inputs.batch, inputs.plan)
-        return x, _Kept(before, nodes, between, h, of_network, hidden, before_gate, convolved)
+        kept = radial if number == self._config.n_layers - 1 else None
+        return x, _Kept(before, nodes, between, h, of_network, hidden, kept, [before_gate, convolved])
 
     def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: StepInputs) -> Tensor:
         """Return the gradient of the features before a block for that of the features after it."""
@@ -233,12 +236,13 @@ class Step:
         gradient = self._nodes.balance_adjoint(gradient, self._config, inputs.batch, inputs.plan)
         to_h = self._nodes.feed_forward_adjoint(kept.h, *self._networks(weights, inputs), gradient, kept.of_network)
         gradient = self._nodes.norm_adjoint(kept.between, weights[0].norm_2, to_h, gradient)
-        rows = edges.rotate_sum_adjoint(gradient, kept.convolved, weights[0].conv_2.bias)
+        rows = edges.rotate_sum_adjoint(gradient, kept.rows.pop(), weights[0].conv_2.bias)
         rows = so2_linear_adjoint(rows, [item.conv_2 for item in weights], inputs.segments)
-        rows = edges.gate_adjoint(rows, kept.before_gate, weights[0].conv_1.bias)
+        rows = edges.gate_adjoint(rows, kept.rows.pop(), weights[0].conv_1.bias)
         rows = so2_linear_adjoint(rows, [item.conv_1 for item in weights], inputs.segments)
-        networks = self._radial_weights(weights)
-        radial = self._last_layer(kept.hidden[0], networks, inputs, bias=True)
+        networks, radial = self._radial_weights(weights), kept.radial
+        if radial is None:
+            radial = self._last_layer(kept.hidden[0], networks, inputs, bias=True)
         radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
         to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, radial, radial_slope)
         return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)

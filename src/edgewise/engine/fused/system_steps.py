@@ -159,6 +159,25 @@ class _Kept(OrderedDict[Hashable, Made]):
         return self[key]
 
 
+@dataclass(frozen=True)
+class BegunStep:
+    """A step that the device is working on.
+
+    Attributes:
+        atoms: What it reads.
+        plan: Of its search.
+        weights: Likewise.
+        search: Its search.
+        guess: The capacity with which all of it has been begun; None if it is the search alone.
+    """
+
+    atoms: _Atoms
+    plan: SearchPlan
+    weights: StepWeights
+    search: Recorded[Candidates]
+    guess: int | None
+
+
 class SystemSteps:
     """Steps of one network on one device."""
 
@@ -177,26 +196,53 @@ class SystemSteps:
         """Number of steps whose recordings are in memory."""
         return sum(step.is_recorded for step in self._steps.values())
 
-    def __call__(self, batch: SystemBatch, weights: StepWeights) -> RawOutputs | None:
-        """Do a step.
+    def begin(self, batch: SystemBatch, weights: StepWeights) -> BegunStep | None:
+        """Begin a step: the search, and where the last two steps of this kind had the same capacity, all the rest.
+
+        No result depends on such a guess: if it is wrong, `finish` does the rest again as if nothing had happened.
 
         Args:
             batch: Structures that share their weights and their dataset, on the CPU.
             weights: The weights.
 
         Returns:
-            None where a search of this kind cannot be made, or where atoms are too close: another list has to look.
+            None where a search of this kind cannot be made: another list has to look.
         """
         sizes = tuple(batch.n_atoms.tolist())
         # The embedding of a system reads its dataset, which is no tensor.
         atoms = self._atoms.of((sizes, batch.tasks), partial(_Atoms, batch, self._device, self._network))
         atoms.load(batch)
         plan = atoms.plan(batch, self._network.config.cutoff)
-        found = None if plan is None else self._evaluated(atoms, plan, weights)
-        if found is None:
+        return None if plan is None else self._begun(atoms, plan, weights)
+
+    def _begun(self, atoms: _Atoms, plan: SearchPlan, weights: StepWeights) -> BegunStep:
+        search = self._search_of(atoms, plan)
+        search()
+        guess = self._guess(search, weights)
+        if guess is not None:
+            self._step_of(atoms, search, guess, weights)()
+        return BegunStep(atoms, plan, weights, search, guess)
+
+    def finish(self, begun: BegunStep) -> RawOutputs | None:
+        """Wait for a step, and do what is left of it.
+
+        Returns:
+            None where atoms are too close or too far away: another list has to look.
+        """
+        atoms = begun.atoms
+        summary = self._summary(begun)
+        if summary.overflow & ROOM_TOO_SMALL:
+            self._room = 1 << max(0, summary.most - 1).bit_length()
+            begun = self._begun(atoms, begun.plan, begun.weights)
+            summary = self._summary(begun)
+        if summary.overflow or summary.smallest < SMALLEST_DISTANCE**2:
             return None
-        summary, capacity = found
-        n_systems, n_atoms = batch.n_systems, batch.positions.shape[0]
+        capacity = capacity_of(summary.n_edges)
+        if capacity != begun.guess:
+            self._step_of(atoms, begun.search, capacity, begun.weights)()
+            self._wait()
+        self._remember(begun.search, begun.weights, capacity)
+        n_systems, n_atoms = len(atoms.offsets) - 1, atoms.offsets[-1]
         # The next call writes where these stand.
         energy, forces, stress = atoms.values.clone().split([n_systems, 3 * n_atoms, 9 * n_systems])
         return RawOutputs(
@@ -208,32 +254,9 @@ class SystemSteps:
             padding=capacity / summary.n_edges - 1 if summary.n_edges else 0.0,
         )
 
-    def _evaluated(self, atoms: _Atoms, plan: SearchPlan, weights: StepWeights) -> tuple[Summary, int] | None:
-        """Leave the values with the atoms; return what was found and the capacity that served it.
-
-        Where the last two steps of this kind had the same capacity, a third is begun before the search has ended: then the host
-        waits once. If it guessed wrong, the step is done again as if nothing had happened; no result depends on a guess.
-        """
-        for _ in range(2):
-            search = self._search_of(atoms, plan)
-            search()
-            guess = self._guess(search, weights)
-            if guess is not None:
-                self._step_of(atoms, search, guess, weights)()
-            self._wait()
-            summary = read_summary(atoms.summary)
-            if summary.overflow & ROOM_TOO_SMALL:
-                self._room = 1 << max(0, summary.most - 1).bit_length()
-                continue
-            if summary.overflow or summary.smallest < SMALLEST_DISTANCE**2:
-                return None
-            capacity = capacity_of(summary.n_edges)
-            if capacity != guess:
-                self._step_of(atoms, search, capacity, weights)()
-                self._wait()
-            self._remember(search, weights, capacity)
-            return summary, capacity
-        return None
+    def _summary(self, begun: BegunStep) -> Summary:
+        self._wait()
+        return read_summary(begun.atoms.summary)
 
     def _guess(self, search: Recorded[Candidates], weights: StepWeights) -> int | None:
         """Return the capacity that the next step is likely to need, if there is reason to think so."""
