@@ -1,10 +1,10 @@
 """Says which rounding to float16 costs how much of the accuracy of mode fused, in emulation.
 
-    python benchmarks/rounding.py [--repeat 2 4 4] [--device cpu] [--without hidden slopes]
+    python benchmarks/rounding.py [--repeat 2 4 4] [--device cpu] [--without hidden degree ...]
 
-The step runs in plain PyTorch and float64, where everything that the mode keeps or multiplies in float16 is rounded to
-nearest: alone, all together, and all but what `--without` names. The last radial layer's operand is rounded once here; the
-mode keeps it in two parts, which is `--without hidden slopes`.
+The step runs in plain PyTorch and float64, where everything that the mode keeps or multiplies in float16, or could, is rounded
+to nearest: alone, all together, and all but what `--without` names. What the mode has in better formats is what that names
+unless it is given: the operand of the last radial layers on the way forth, and all of the degree embedding.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from checks import errors
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import edgewise
 from edgewise.engine.fused.edges import Hidden, PlainEdges
-from edgewise.engine.fused.step import Step
+from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import RadialWeights, StepWeights, prepare
 from edgewise.ops.fused.gradient_scales import LARGEST_EXPONENT
 from edgewise.ops.fused.row_format import FLOAT64
@@ -30,6 +31,7 @@ from edgewise.systems import batch_from_atoms
 
 PLACES = {
     "hidden": "operand of the last radial layer",
+    "hidden_again": "the same on the way back",
     "slopes": "its derivative",
     "last": "weights of the last radial layers",
     "biases": "their biases",
@@ -54,6 +56,20 @@ PLACES = {
 def float16(x: Tensor) -> Tensor:
     """Round to float16."""
     return x.to(torch.float16).to(x.dtype)
+
+
+EXACT = ("hidden", "embedding", "embedding_bias", "degree", "degree_slope")
+"""What mode fused has in better formats than float16."""
+
+
+class RoundedStep(Step):
+    """A step whose way back reads a rounded operand where that is chosen."""
+
+    def _block_adjoint(self, gradient: Tensor, kept: Any, number: int, inputs: StepInputs) -> Tensor:
+        if "hidden_again" in RoundedEdges.chosen:
+            value, slope = kept.hidden
+            kept = replace(kept, hidden=(float16(value), slope), radial=None)
+        return super()._block_adjoint(gradient, kept, number, inputs)
 
 
 class RoundedEdges(PlainEdges):
@@ -151,7 +167,7 @@ def evaluator(repeat: tuple[int, int, int], device: str) -> tuple[Callable[[froz
     def evaluate(chosen: frozenset[str]) -> dict[str, Tensor]:
         RoundedEdges.chosen = chosen
         given = [rounded_weights(item, chosen) for item in weights]
-        output, gradient = Step(runner.network, RoundedEdges)(batch, edges, given, of_system)
+        output, gradient = RoundedStep(runner.network, RoundedEdges)(batch, edges, given, of_system)
         assert gradient is not None
         found = runner._conservative_outputs(batch, edges, output.node_energy, gradient, scales)  # noqa: SLF001
         return {key: getattr(found, key).cpu() for key in ("energy", "forces", "stress")}
@@ -173,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, nargs=3, default=(2, 4, 4), help="of the primitive cell of copper")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--without", nargs="+", choices=PLACES, default=["hidden", "slopes"], metavar="PLACE")
+    parser.add_argument("--without", nargs="+", choices=PLACES, default=list(EXACT), metavar="PLACE")
     arguments = parser.parse_args()
     evaluate, n_atoms = evaluator(tuple(arguments.repeat), arguments.device)
     exact = evaluate(frozenset())

@@ -162,3 +162,17 @@ def test_formats_are_known_by_their_rows() -> None:
     assert format_of(torch.empty(3, 10), 10, TF32) is TF32
     with pytest.raises(ValueError, match=r"operands are torch.float32; rows in split have torch.float16"):
         format_of(torch.empty(3, 20), 10, SPLIT)
+
+
+@EVERY
+def test_last_layers_of_rounded_values(row_format: RowFormat) -> None:
+    """As good as products of operands; where hidden values are no better, nothing is left out."""
+    width, n_out, dtype = 20, 7, row_format.results if row_format is not FLOAT16 else torch.float32
+    x, matrix, bias = random(9, width), random(n_out, width, seed=1), random(n_out, seed=2)
+    hidden = row_format.hidden(x.to(dtype), constant=True)
+    rounded = row_format.rounded(hidden)
+    assert (rounded.shape[1] < hidden.shape[1]) == (row_format is FLOAT16)
+    last = row_format.last_matrix(matrix.to(dtype), bias.to(dtype))
+    found = row_format.last_layer(rounded, last, bias.to(row_format.results))
+    bound = {"float16": 6, "split": 2}.get(row_format.name, 1) * width**0.5 * ROUNDING[row_format.name]
+    assert ((found - functional.linear(x, matrix, bias)).abs() <= 5 * bound).all()

@@ -242,7 +242,7 @@ class Step:
         rows = so2_linear_adjoint(rows, [item.conv_1 for item in weights], inputs.segments)
         networks, radial = self._radial_weights(weights), kept.radial
         if radial is None:
-            radial = self._last_layer(kept.hidden[0], networks, inputs, bias=True)
+            radial = self._last_layer(networks[0].row_format.rounded(kept.hidden[0]), networks, inputs, bias=True)
         radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
         to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, radial, radial_slope)
         return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)

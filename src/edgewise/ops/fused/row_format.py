@@ -123,6 +123,13 @@ class RowFormat:
         high = self.operand(x)
         return torch.cat([high, self.operand(x - high.to(x.dtype))], dim=-1)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return what `hidden` has made of values, as far as factors need it that multiply gradients alone.
+
+        In "float16" that is the first part: the network amplifies what is rounded on the way forth, not on the way back.
+        """
+        return x[:, : x.shape[1] // 2] if self.name == "float16" else x
+
     def last_matrix(self, matrix: Tensor, bias: Tensor) -> Tensor:
         """Return the matrix [n_out, width] of a last layer, and its bias [n_out], as `last_layer` reads them."""
         if self.name == "split":
