@@ -84,7 +84,13 @@ def kernels(lmax: int, mmax: int) -> Iterator[tuple[str, Any, dict[str, Any], di
         yield "rotate_sum to edges", rotate_sum._rotate_sum_to_edges, {**messages, **own}, types, 1
         yield "gate", gate._gate, {**hidden, **own}, types, 4
         yield "gate adjoint", gate._gate_adjoint, {**hidden, **own}, types, 4
-    summed = {"COEFFICIENTS": (lmax + 1) ** 2, "CHANNELS": CHANNELS, "BLOCK": CHANNELS, "SLICES": 4}
+    summed = {
+        "COEFFICIENTS": (lmax + 1) ** 2,
+        "CHANNELS": CHANNELS,
+        "BLOCK": CHANNELS,
+        "SLICES": 4,
+        "AT_ONCE": segment_sum.EDGES,
+    }
     yield "segment_sum", segment_sum._segment_sum, summed, {**TYPES, "out": "*fp32"}, 1
 
 

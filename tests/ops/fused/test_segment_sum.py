@@ -12,7 +12,7 @@ from tests.ops.fused.problems import SIZES, Problem, poisoned
 pytestmark = pytest.mark.kernels
 
 
-@pytest.mark.parametrize(("n_edges", "channels"), SIZES)
+@pytest.mark.parametrize(("n_edges", "channels"), [*SIZES, (101, 4)])
 @pytest.mark.parametrize("n_slices", [1, 2])
 def test_rows_and_slices(n_edges: int, channels: int, n_slices: int) -> None:
     given = Problem(2, 2, n_edges, channels, n_atoms=7)

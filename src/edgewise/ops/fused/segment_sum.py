@@ -12,11 +12,15 @@ from torch import Tensor
 from edgewise.ops.fused.shapes import EdgeTables, check_rows
 from edgewise.ops.launch import warps, width
 
+EDGES = 8
+"""Edges that a program adds at once."""
+
 
 @triton.jit
 def _segment_sum(
     rows, ends, scales, by_source, starts, parts, out, n_edges, n_atoms,
     COEFFICIENTS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, SLICES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Do one coefficient of one atom."""
     atom = tl.program_id(0).to(tl.int64)
@@ -26,11 +30,17 @@ def _segment_sum(
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for part in tl.static_range(0, SLICES):
         total += tl.load(parts + (part * n_atoms + atom) * (COEFFICIENTS * CHANNELS) + here, mask=within, other=0.0)
-    for place in range(tl.load(starts + atom), tl.load(starts + atom + 1)):
-        edge = tl.load(by_source + place).to(tl.int64)
-        unscaled = 1 / tl.load(scales + tl.load(ends + n_edges + edge))
-        row = tl.load(rows + edge * (COEFFICIENTS * CHANNELS) + here, mask=within, other=0.0).to(tl.float32)
-        total += unscaled * row
+    end = tl.load(starts + atom + 1)
+    for first in range(tl.load(starts + atom), end, AT_ONCE):
+        # Several at once, so that their loads are under way together.
+        place = first + tl.arange(0, AT_ONCE)
+        live = place < end
+        edge = tl.load(by_source + place, mask=live, other=0).to(tl.int64)
+        target = tl.load(ends + n_edges + edge, mask=live, other=0)
+        unscaled = tl.where(live, 1 / tl.load(scales + target, mask=live, other=1.0), 0.0)
+        inside = live[:, None] & within[None, :]
+        row = tl.load(rows + edge[:, None] * (COEFFICIENTS * CHANNELS) + here[None, :], mask=inside, other=0.0)
+        total += tl.sum(unscaled[:, None] * row.to(tl.float32), axis=0)
     tl.store(out + atom * (COEFFICIENTS * CHANNELS) + here, total, mask=within)
 
 
@@ -53,7 +63,7 @@ def segment_sum(rows: Tensor, parts: Tensor, edges: EdgeTables, out: Tensor) -> 
     if n_atoms:
         _segment_sum[(n_atoms, n_coefficients)](
             rows, edges.ends, edges.scales, edges.by_source, edges.source_starts, parts, out, edges.capacity, n_atoms,
-            COEFFICIENTS=n_coefficients, CHANNELS=channels, BLOCK=width(channels), SLICES=n_slices,
+            COEFFICIENTS=n_coefficients, CHANNELS=channels, BLOCK=width(channels), SLICES=n_slices, AT_ONCE=EDGES,
             num_warps=warps(channels),
         )  # fmt: skip
     return out
