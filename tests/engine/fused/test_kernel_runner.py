@@ -238,6 +238,14 @@ def test_the_same_bits_alone_and_after_others() -> None:
 
 
 @pytest.mark.gpu
+def test_deterministic_asks_for_what_is_so_anyway() -> None:
+    model, asked = fused(), fused(deterministic=True)
+    for atoms in crystals(2):
+        for _ in range(3):
+            assert same_bits(model.predict(atoms, "omat"), asked.predict(atoms, "omat"))
+
+
+@pytest.mark.gpu
 def test_the_same_bits_in_another_process() -> None:
     program = (
         "from tests.engine.fused.test_kernel_runner import *\n"
