@@ -136,7 +136,8 @@ class StressHead(nn.Module):
     def forward(self, x: Tensor, batch: SystemBatch) -> Tensor:
         """Return stresses [n_systems, 3, 3]."""
         per_atom = torch.cat([self.scalar_block(x[:, 0]), self.l2_linear(x[:, :9])[:, 4:9, 0]], dim=1)
-        summed = per_atom.new_zeros(batch.n_systems, 6).index_add(0, batch.system_idx, per_atom)
+        # Atom after atom, unlike `index_add` on GPUs, which gives other bits each time.
+        summed = torch.segment_reduce(per_atom.double(), "sum", lengths=batch.n_atoms, unsafe=True).to(per_atom)
         if self.reduce == "mean":
             summed = summed / batch.n_atoms[:, None]
         identity = torch.eye(3, dtype=x.dtype, device=x.device) / math.sqrt(3)

@@ -246,6 +246,19 @@ def test_deterministic_asks_for_what_is_so_anyway() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_direct_stress_repeats(reduce: str) -> None:
+    """Sums over the atoms of several systems have an order too, in this mode and in mode general."""
+    for mode in ("fused", "general"):
+        settings = edgewise.InferenceSettings(execution_mode=mode)
+        model = Potential(option(f"direct_stress_{reduce}"), device=DEVICE, settings=settings)
+        first = model.predict(crystals(4), model.tasks[0])
+        assert np.isfinite(first.stress).all()
+        for _ in range(5):
+            assert same_bits(model.predict(crystals(4), model.tasks[0]), first)
+
+
+@pytest.mark.gpu
 def test_the_same_bits_in_another_process() -> None:
     program = (
         "from tests.engine.fused.test_kernel_runner import *\n"
