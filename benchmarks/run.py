@@ -4,6 +4,8 @@
     python benchmarks/run.py six ops steps       some stages
     python benchmarks/run.py fused atoms_1000    our modes beside fairchem-core (see beside_fairchem.py)
     python benchmarks/run.py written_out         kernels and captured steps of mode fused (see fused_step.py)
+    python benchmarks/run.py dynamics            molecular dynamics by ASE (see molecular_dynamics.py)
+    python benchmarks/run.py drift               conservation of energy, a stage for each run (see energy_drift.py)
     python benchmarks/run.py six --list          what stages there are
 
 Every stage checks before it times. Its rows are added to a file under --out (benchmarks/results/<GPU> unless given) when it
@@ -21,7 +23,9 @@ from functools import partial
 from pathlib import Path
 
 import beside_fairchem
+import energy_drift
 import fused_step
+import molecular_dynamics
 import optimizations
 from machine import commit, machine, require_gpu, results_folder
 from records import Row, is_finished, write_stage
@@ -32,6 +36,8 @@ SETS: dict[str, tuple[Stages, str]] = {
     "six": (optimizations.STAGES, "six_{stage}.jsonl"),
     "fused": (beside_fairchem.STAGES, beside_fairchem.FILE),
     "written_out": (fused_step.STAGES, "written_out_{stage}.jsonl"),
+    "dynamics": (molecular_dynamics.STAGES, molecular_dynamics.FILE),
+    "drift": (energy_drift.STAGES, energy_drift.FILE),
 }
 """Stages, and the file that each writes to."""
 
