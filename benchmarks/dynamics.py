@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Clock:
 
     def milliseconds(self) -> list[float]:
         """Return how long each step took; the first call only starts the clock."""
-        return [1000 * (end - begin) for begin, end in zip(self._ends, self._ends[1:], strict=False)]
+        return [1000 * (end - begin) for begin, end in pairwise(self._ends)]
 
 
 def load(model: Model, task: str, device: str, **settings: Any) -> edgewise.Potential:

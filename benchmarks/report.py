@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import report_beside
+import report_stages
 from records import Row
 from report_beside import Bar
 from report_tables import (
@@ -308,7 +309,7 @@ def page() -> str:
         f"{REFERENCE_EDGES:,}, by a cutoff tuned to this number.\n\n"
         f"![GPU busy time and best wall time of a step]({PICTURE.name})\n"
     )
-    return f"{head}\n{report_beside.section()}\n{steps()}\n{each()}\n{ops()}\n{cpu()}"
+    return f"{head}\n{report_beside.section()}\n{report_stages.section()}{steps()}\n{each()}\n{ops()}\n{cpu()}"
 
 
 def between(values: Sequence[float]) -> str:

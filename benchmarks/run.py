@@ -5,6 +5,7 @@
     python benchmarks/run.py fused atoms_1000    our modes beside fairchem-core (see beside_fairchem.py)
     python benchmarks/run.py written_out         kernels and captured steps of mode fused (see fused_step.py)
     python benchmarks/run.py dynamics            molecular dynamics by ASE (see molecular_dynamics.py)
+    python benchmarks/run.py stages              where the time of a step goes (see stage_table.py)
     python benchmarks/run.py drift               conservation of energy, a stage for each run (see energy_drift.py)
     python benchmarks/run.py six --list          what stages there are
 
@@ -27,6 +28,7 @@ import energy_drift
 import fused_step
 import molecular_dynamics
 import optimizations
+import stage_table
 from machine import commit, machine, require_gpu, results_folder
 from records import Row, is_finished, write_stage
 
@@ -37,6 +39,7 @@ SETS: dict[str, tuple[Stages, str]] = {
     "fused": (beside_fairchem.STAGES, beside_fairchem.FILE),
     "written_out": (fused_step.STAGES, "written_out_{stage}.jsonl"),
     "dynamics": (molecular_dynamics.STAGES, molecular_dynamics.FILE),
+    "stages": (stage_table.STAGES, stage_table.FILE),
     "drift": (energy_drift.STAGES, energy_drift.FILE),
 }
 """Stages, and the file that each writes to."""

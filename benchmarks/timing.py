@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,16 @@ def timed_blocks(call: Call, blocks: int, block: int, device: str = "cuda") -> d
 
 def busy_milliseconds(call: Call, steps: int = 5) -> tuple[float, list[tuple[str, float, int]]]:
     """Return the GPU's busy time of a call, and the kernels that take most of it (name, ms a call, launches a call)."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    for name, milliseconds in gpu_events(call, steps):
+        seen[name].append(milliseconds)
+    listed = [(name, sum(times) / steps, len(times) // steps) for name, times in seen.items()]
+    listed.sort(key=lambda item: -item[1])
+    return sum(item[1] for item in listed), listed
+
+
+def gpu_events(call: Call, steps: int = 5) -> list[tuple[str, float]]:
+    """Return name and ms of everything that keeps the GPU busy in some calls, in the order of time."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     # The first call under the profiler is slowed by its start.
     call(0)
@@ -65,10 +75,10 @@ def busy_milliseconds(call: Call, steps: int = 5) -> tuple[float, list[tuple[str
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8", errors="replace"), strict=False)["traceEvents"]
-    seen: dict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") in ON_GPU:
-            seen[event["name"]].append(event["dur"] / 1000)
-    listed = [(name, sum(times) / steps, len(times) // steps) for name, times in seen.items()]
-    listed.sort(key=lambda item: -item[1])
-    return sum(item[1] for item in listed), listed
+    return in_order(events)
+
+
+def in_order(events: Iterable[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Return name and ms of those events of a trace that keep the GPU busy, in the order of time."""
+    busy = [event for event in events if event.get("ph") == "X" and event.get("cat") in ON_GPU]
+    return [(event["name"], event["dur"] / 1000) for event in sorted(busy, key=lambda event: event["ts"])]
