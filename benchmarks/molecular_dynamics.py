@@ -166,8 +166,7 @@ def run(options: Options, precision: str) -> Row:
         "warm_up_s": round(warm_up_s, 2),
         "ns_per_day": round(86400 * options.steps * options.timestep * 1e-6 / whole, 3),
         **times_of_steps(clock.milliseconds()[-options.steps :], calculator.seconds[-options.steps :]),
-        "recorded_in_warm_up": recorded,
-        "recorded": None if recorded is None else (_recorded(potential) or 0) - recorded,
+        "recordings": [recorded, _recorded(potential)],
         "temperature_K": round(float(np.mean(temperatures)), 1),
         "displacement_A": round(float(displacement), 4),
         "error_against_float64": found,
@@ -175,7 +174,7 @@ def run(options: Options, precision: str) -> Row:
 
 
 def _recorded(potential: edgewise.Potential) -> int | None:
-    """Return how many times a step was recorded; None for modes that record nothing."""
+    """Return how many recordings of steps are in memory, one for each room for edges; None for modes that record nothing."""
     return getattr(potential._runner, "n_recorded", None)  # noqa: SLF001
 
 

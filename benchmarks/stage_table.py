@@ -43,6 +43,9 @@ AGREEMENT = 0.01
 ATTEMPTS = 4
 """A GPU that changes its clock makes times of one profile differ from those of the next."""
 
+WARM_UPS = 5
+"""Steps until all is recorded, and the room for edges is known before the host has looked."""
+
 TASK = "omat"
 
 
@@ -94,9 +97,8 @@ def rows(options: Options, precision: str) -> Iterator[Row]:
     marks = Marks(torch.device(options.device))
     with marked(marks):
         potential = _potential(checkpoint, options, precision)
-        # Twice, so that all is recorded that is recorded at all.
-        potential.predict([atoms])
-        potential.predict([atoms])
+        for _ in range(WARM_UPS if options.device == "cuda" else 0):
+            potential.predict([atoms])
         marks.played.clear()
         potential.predict([atoms])
         one_step = list(marks.played)
@@ -214,7 +216,7 @@ def _events(
             marks.played.clear()
         potential.predict([atoms])
 
-    for _ in range(5):
+    for _ in range(WARM_UPS):
         potential.predict([atoms])
     events = gpu_events(call, repeats)
     return events, [item.part for item in marks.played]

@@ -65,7 +65,7 @@ def count_edges(inputs: SearchInputs, *_: object, result: Candidates) -> Count:
 def fill_edges(inputs: SearchInputs, candidates: Candidates, capacity: int, *, result: FoundEdges) -> Count:
     """8 bytes an edge written by the search and read again; positions, turns and starts read; ends and vectors written."""
     read = size(inputs.positions, candidates.turns, candidates.found, candidates.target_starts)
-    return Count(2 * KEY * capacity + read + size(result.ends, result.edge_vec))
+    return Count(2 * KEY * capacity + read + size(result.ends, result.edge_vec, result.target_starts))
 
 
 def found(edges: FoundEdges, *_: object, result: KernelEdges) -> Count:

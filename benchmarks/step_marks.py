@@ -109,16 +109,19 @@ class _Marked(Recorded[Any]):
         self._marks = marks
 
         def marked() -> Any:
-            # Of several rounds the last is the one that is recorded.
             marks.restart()
             return work()
 
         super().__init__(marked, device, pool)
-        self._switches = marks.take()
+        self._switches: list[Switch] = []
 
     def __call__(self) -> Any:
+        was_recorded = self.is_recorded
         result = super().__call__()
-        self._marks.played += self._switches if self._graph is not None else self._marks.take()
+        if not was_recorded:
+            # The work was done, or recorded, just now.
+            self._switches = self._marks.take()
+        self._marks.played += self._switches
         return result
 
 

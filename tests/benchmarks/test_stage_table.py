@@ -39,6 +39,44 @@ def test_a_profile_with_other_marks_is_refused(n_switches: int) -> None:
         attributed(EVENTS, [FIRST] * n_switches)
 
 
+class Replayed:
+    """A recording as a GPU would play it: nothing of the host is done again."""
+
+    def replay(self) -> None:
+        pass
+
+
+def test_marks_of_a_recording_are_played_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from step_counts import Count
+    from step_marks import ELSE, Marks
+
+    from edgewise.engine.fused.recorded import Recorded
+
+    def record(own: Any) -> None:
+        own.latest = own._work()
+        own._graph = Replayed()
+
+    monkeypatch.setattr(Recorded, "_record", record)
+    marks, worked = Marks(torch.device("cpu")), []
+
+    def work() -> int:
+        for part in ("outer", "outer"):
+            marks.during(part, lambda: marks.during("inner", worked.append, count, 0), count)
+        return 1
+
+    def count(*given: object, result: object) -> Count:
+        return Count(len(given))
+
+    recorded = marks.recorded(work, torch.device("cuda"))
+    # Done as it is, then recorded and played, then played.
+    for n_worked in (2, 4, 4):
+        marks.played.clear()
+        assert recorded() == 1
+        assert len(worked) == n_worked
+        assert [item.part for item in marks.played] == 2 * ["outer", "inner", "outer", ELSE]
+        assert [item.of for item in marks.played if item.count] == 2 * ["inner", "outer"]
+
+
 def test_events_of_a_trace_are_put_in_order() -> None:
     from timing import in_order
 
@@ -200,10 +238,11 @@ def test_a_step_of_two_atoms_is_all_accounted_for() -> None:
     assert [row["part"] for row in found] == [*ORDER, "whole"]
     assert all(row["bytes"] > 0 for row in found if row["part"] != "everything else")
     launches = {row["part"]: row["launches"] for row in found}
-    # Two blocks, each with one of both maps; embeddings have no map. Radial networks: that of the embedding, and one a block.
+    # Two blocks, each with one of both maps; the embedding has none. Radial networks: that of the embedding, and one a block; on
+    # the way back values and slopes of each, but for the values that the last block has left.
     assert launches["first products"] == launches["second products, adjoint"] == 2
     assert launches["radial networks, last layers"] == 3
-    assert launches["radial networks, last layers, for the adjoint"] == 6
+    assert launches["radial networks, last layers, for the adjoint"] == 5
     assert sum(row["ms"] for row in found[:-1]) == pytest.approx(found[-1]["ms"], rel=1e-3)
     table = as_table(found)
     assert len(table.splitlines()) == len(found) + 2
