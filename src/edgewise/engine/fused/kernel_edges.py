@@ -79,9 +79,10 @@ class KernelEdges(StepEdges):
         wanted = BLOCKS_WANTED if self._in_cuda else PROGRAMS_WANTED
         self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, self._n_atoms)))
         n_tasks = shape.lmax + 1
-        # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice.
-        self._of_ends = self._zeros(2 * n_tasks, tables.capacity, 3)
-        self._of_sums = self._zeros(n_tasks, tables.capacity, 3)
+        # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice. `begin`
+        # sets them to zero.
+        self._of_ends = distance.new_empty(2 * n_tasks, tables.capacity, 3)
+        self._of_sums = distance.new_empty(n_tasks, tables.capacity, 3)
 
     @classmethod
     def listed(
@@ -271,11 +272,8 @@ class KernelEdges(StepEdges):
         shape = self._n_slices, n_atoms, self._n_coefficients, self.shape.channels
         return torch.empty(shape, dtype=torch.float32, device=self.tables.ends.device)
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float32, device=self.tables.ends.device)
-
     def _no_bias(self) -> Tensor:
-        return self._zeros((self.shape.lmax + 1) * self.shape.channels)
+        return self._distance.new_zeros((self.shape.lmax + 1) * self.shape.channels)
 
 
 def _joined(slices: Tensor) -> Tensor:
