@@ -232,14 +232,17 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     from edgewise.engine.fused.kernel_nodes import WIDEST
     from edgewise.engine.fused.kernel_runner import FORMATS
     from edgewise.ops.fused import cuda, edge_geometry
+    from edgewise.ops.fused.cuda import gated_products
     from edgewise.ops.launch import is_interpreted
 
     kernels = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
     library = "cuBLAS" if device.type == "cuda" else "PyTorch"
     shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
-    why = cuda.missing(shape, FORMATS[settings.resolve_precision(device.type, "fused")], device)
+    row_format = FORMATS[settings.resolve_precision(device.type, "fused")]
+    why = cuda.missing(shape, row_format, device)
     edges = "CUDA C++ kernels" if why is None else f"{kernels} ({why})"
     plain_geometry = f"plain PyTorch, since the kernels do not serve lmax {config.lmax}"
+    together = gated_products.missing(shape, row_format, device) is None
     widest = max(config.channels, config.hidden_channels)
     plain_nodes = (
         f"plain PyTorch, since the kernels serve widths up to {WIDEST}, not {widest}" if widest > WIDEST else ""
@@ -252,6 +255,7 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
         "gather_rotate": edges,
         "so2_linear": library,
         "gate": kernels,
+        "gate_and_multiply": "a CUDA C++ kernel where all edges share weights" if together else "gate, then so2_linear",
         "rotate_sum": edges,
         "norm": kernels,
         "feed_forward": plain_nodes or kernels,

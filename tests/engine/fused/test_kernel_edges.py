@@ -17,12 +17,17 @@ from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
 from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import prepare
+from edgewise.ops import EdgeSegment, SO2Weights
+from edgewise.ops.fused.cuda import gated_products
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
+from edgewise.ops.fused.so2_linear import so2_linear, so2_map
 from edgewise.potential import Potential
 from edgewise.systems import batch_from_atoms
 from tests import tolerances
 from tests.cases import ARCHITECTURES, golden_checkpoint, potential, water
 from tests.model.test_options import checkpoint as option
+from tests.ops.fused.cuda import emulator
+from tests.ops.fused.problems import Problem
 from tests.ops.kernel_problems import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore::edgewise.errors.EdgewiseWarning")]
@@ -191,3 +196,33 @@ def test_runs_repeat_to_the_bit() -> None:
     one, other = (model.predict(structures(), "omol") for _ in range(2))
     assert np.array_equal(one.energy, other.energy)
     assert np.array_equal(one.forces, other.forces)
+
+
+@pytest.mark.parametrize("n_segments", [1, 2])
+def test_gate_and_products_are_one_kernel_where_edges_share_weights(
+    n_segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, bias = Problem(2, 2, 17, 128), torch.zeros(640, device=DEVICE)
+    rows = given.rows(11 * 128).half()
+    blocks = [given.random(n, n) * n**-0.5 for n in (384, 512, 256)]
+    for m, block in enumerate(blocks[1:], start=1):
+        n = (3 - m) * 128
+        block[n:, n:], block[:n, n:] = block[:n, :n], -block[n:, :n]
+    maps = [so2_map(SO2Weights(tuple(blocks), bias), FLOAT16)] * 2
+    segments = [EdgeSegment(0, given.capacity, 1), EdgeSegment(given.capacity, given.capacity, 0)][:n_segments]
+    if DEVICE == "cpu":
+        monkeypatch.setattr(gated_products, "missing", lambda *_: None)
+        monkeypatch.setattr(gated_products, "launch_text", emulator.launch_text)
+        monkeypatch.setattr(gated_products, "_n_multiprocessors", lambda _: 5)
+    edges = KernelEdges(given.edges, given.random(20), given.random(20, 3), given.shape, 2.5, FLOAT16)
+    if not edges._gates_in_products:
+        pytest.skip("this GPU has no such kernel")
+    calls = []
+    launched = gated_products.launch_text
+    monkeypatch.setattr(
+        gated_products, "launch_text", lambda *items, **named: [calls.append(1), launched(*items, **named)]
+    )
+    found = edges.gate_and_multiply(rows, bias, maps, segments)[:17].double()
+    wanted = so2_linear(edges.gate(rows, bias), maps, segments)[:17].double()
+    assert len(calls) == (n_segments == 1)
+    assert (found - wanted).norm() <= 4e-4 * wanted.norm(), "both round their results"

@@ -7,6 +7,7 @@ geometry receives, the torque and dE/dd, to numbers that the object keeps until 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from torch.nn import functional
 
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
-from edgewise.ops import MessageShape
+from edgewise.ops import EdgeSegment, MessageShape
 from edgewise.ops.fused.row_format import RowFormat, plain_format
+from edgewise.ops.fused.so2_linear import SO2Map, so2_linear
 from edgewise.ops.reference import edge_steps, gate
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 from edgewise.ops.reference.radial_network import hidden_with_slope
@@ -66,6 +68,12 @@ class StepEdges(ABC):
     @abstractmethod
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
         """Add the bias of the map in front, and apply the gate activation; return rows."""
+
+    def gate_and_multiply(
+        self, before: Tensor, bias: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]
+    ) -> Tensor:
+        """Apply `gate`, then `so2_linear` with these weights; the rows between the two are not kept."""
+        return so2_linear(self.gate(before, bias), maps, segments)
 
     @abstractmethod
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:

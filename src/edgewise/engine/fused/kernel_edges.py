@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,9 @@ from torch.nn import functional
 from edgewise.engine.fused.edges import Hidden, StepEdges, plain_hidden
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
-from edgewise.ops import MessageShape
+from edgewise.ops import EdgeSegment, MessageShape
 from edgewise.ops.fused import cuda
+from edgewise.ops.fused.cuda import gated_products
 from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
 from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
@@ -26,6 +28,7 @@ from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
+from edgewise.ops.fused.so2_linear import SO2Map
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 
@@ -36,6 +39,8 @@ slices to have about as many."""
 MOST_SLICES = 8
 
 _STACKS: WeakKeyDictionary[StepWeights, RadialStack] = WeakKeyDictionary()
+
+_IMAGES: WeakKeyDictionary[SO2Map, Tensor] = WeakKeyDictionary()
 
 
 class KernelEdges(StepEdges):
@@ -76,6 +81,7 @@ class KernelEdges(StepEdges):
         )
         self._n_atoms, self._n_coefficients = tables.scales.shape[0], (shape.lmax + 1) ** 2
         self._in_cuda = cuda.missing(shape, row_format, tables.ends.device) is None
+        self._gates_in_products = gated_products.missing(shape, row_format, tables.ends.device) is None
         wanted = BLOCKS_WANTED if self._in_cuda else PROGRAMS_WANTED
         self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, self._n_atoms)))
         n_tasks = shape.lmax + 1
@@ -207,6 +213,16 @@ class KernelEdges(StepEdges):
         out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
         return gate(before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
+    def gate_and_multiply(
+        self, before: Tensor, bias: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]
+    ) -> Tensor:
+        """See `StepEdges`; one kernel where all edges share weights and the GPU has what it takes."""
+        if not self._gates_in_products or len(segments) > 1:
+            return super().gate_and_multiply(before, bias, maps, segments)
+        images = _images(maps[segments[0].weights if segments else 0])
+        out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
+        return gated_products.gated_products(before, bias, images, self.tables, out)
+
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
         out = self._operands(before.shape[1])
@@ -292,3 +308,10 @@ def _stack(weights: StepWeights) -> RadialStack:
             [item.hidden for item in networks],
         )
     return _STACKS[weights]
+
+
+def _images(matrices: SO2Map) -> Tensor:
+    """Return the matrices of a map as `gated_products` reads them; kept as long as the map."""
+    if matrices not in _IMAGES:
+        _IMAGES[matrices] = gated_products.matrix_images(matrices)
+    return _IMAGES[matrices]

@@ -221,8 +221,8 @@ class Step:
         nodes = self._nodes.norm(before, weights[0].norm_1, inputs.at_atoms)
         rows = edges.gather_rotate(nodes, radial)
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)
-        rows = edges.gate(before_gate, weights[0].conv_1.bias)
-        convolved = so2_linear(rows, [item.conv_2 for item in weights], inputs.segments)
+        maps = [item.conv_2 for item in weights]
+        convolved = edges.gate_and_multiply(before_gate, weights[0].conv_1.bias, maps, inputs.segments)
         messages = edges.rotate_sum(convolved, weights[0].conv_2.bias)
         between, h = self._nodes.norm_of_sum(before, messages, weights[0].norm_2)
         x, of_network = self._nodes.feed_forward(h, *self._networks(weights, inputs), between)

@@ -16,9 +16,9 @@ from edgewise.ops.fused.row_format import RowFormat
 from edgewise.ops.reference.edges import EdgeSegment, SO2Weights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SO2Map:
-    """Weights of one map for both directions.
+    """Weights of one map for both directions. Each is itself alone, so that more can be kept of it.
 
     Attributes:
         blocks: One [n_out, n_in] matrix for each order, in the parts of the format.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgewise.ops.fused.cuda import gather_rotate, rotate_sum
+from edgewise.ops.fused.cuda import gated_products, gather_rotate, rotate_sum
 from tests.ops.fused.cuda import emulator
 from tests.ops.kernel_problems import DEVICE
 
@@ -15,3 +15,4 @@ def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     for module in (gather_rotate, rotate_sum):
         monkeypatch.setattr(module, "launch", emulator.launch)
+    monkeypatch.setattr(gated_products, "launch_text", emulator.launch_text)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from edgewise.ops.fused.cuda import gated_products
 from edgewise.ops.fused.cuda._driver import Arguments, Grid
 from edgewise.ops.fused.cuda._source import Form, source
 
@@ -27,11 +28,30 @@ KERNELS = {
 }
 
 
+HOPPER_PART = Path(__file__).parent / "emulated_hopper.cuh"
+
+
 @functools.cache
 def _library(file: str, given: Form) -> ctypes.CDLL:
+    return _compiled(source(file, given, device_part=DEVICE_PART.read_text(encoding="utf-8")), KERNELS[file])
+
+
+early_products = False
+"""Products read their operands at once, and not as late as they may."""
+
+
+@functools.cache
+def _library_of_products(*, early: bool) -> ctypes.CDLL:
+    hopper = f"constexpr bool EARLY = {int(early)};\nconstexpr int SHARED_BYTES = {gated_products.SHARED_BYTES};\n"
+    hopper += f"constexpr unsigned int BARRIERS_START = SHARED_BYTES - {gated_products.BARRIER_BYTES};\n"
+    hopper += HOPPER_PART.read_text(encoding="utf-8")
+    text = gated_products.source(DEVICE_PART.read_text(encoding="utf-8"), hopper)
+    return _compiled(text, ("gated_products",))
+
+
+def _compiled(text: str, names: Sequence[str]) -> ctypes.CDLL:
     assert COMPILER is not None, "these tests need a GPU, or g++ to run the kernels on a CPU: install g++"
-    text = source(file, given, device_part=DEVICE_PART.read_text(encoding="utf-8"))
-    for name in KERNELS[file]:
+    for name in names:
         text += f'\nextern "C" void run_{name}(unsigned x, unsigned y, unsigned z, void** arguments) {{'
         text += f" run({name}, x, y, z, arguments); }}"
     with tempfile.TemporaryDirectory() as folder:
@@ -50,3 +70,22 @@ def _library(file: str, given: Form) -> ctypes.CDLL:
 def launch(file: str, name: str, given: Form, grid: Grid, arguments: Sequence[Tensor | int]) -> None:
     """Stand in for `_kernels.launch`; arguments travel as the driver would get them."""
     getattr(_library(file, given), f"run_{name}")(*grid, Arguments(arguments).pointers)
+
+
+def launch_text(
+    text: str,
+    file: str,
+    name: str,
+    architecture: str,
+    grid: Grid,
+    arguments: Sequence[Tensor | int],
+    *,
+    threads: int,
+    shared: int,
+) -> None:
+    """Stand in for `_kernels.launch_text`, for the one kernel that goes there."""
+    assert (file, name, threads) == (gated_products.FILE, "gated_products", 32 * gated_products.WARPS)
+    assert shared == gated_products.SHARED_BYTES
+    assert text == gated_products.source()
+    assert architecture == gated_products.ARCHITECTURE
+    _library_of_products(early=early_products).run_gated_products(*grid, Arguments(arguments).pointers)

@@ -70,8 +70,8 @@ def version() -> str:
     return f"{major.value}.{minor.value}"
 
 
-def compile_cubin(source: str, name: str, architecture: int) -> bytes:
-    """Return the machine code of a source for one architecture, such as 90.
+def compile_cubin(source: str, name: str, architecture: int | str) -> bytes:
+    """Return the machine code of a source for one architecture, such as 90, or "90a" for what no later one has.
 
     Raises:
         ModeUnavailableError: NVRTC is not here, or does not know the architecture; the message holds what it says.

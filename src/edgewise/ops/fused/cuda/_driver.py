@@ -13,6 +13,12 @@ from edgewise.errors import ModeUnavailableError
 
 Grid = tuple[int, int, int]
 
+MOST_SHARED = 8
+"""The driver's number for the largest shared memory of a block beyond what is declared."""
+
+USUAL_SHARED = 48 * 1024
+"""Bytes of shared memory that every kernel may have."""
+
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
@@ -36,8 +42,11 @@ class Kernel:
         library, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _check("cuLibraryLoadData", ctypes.byref(library), code, None, None, 0, None, None, 0)
         _check("cuLibraryGetKernel", ctypes.byref(self._function), library, name.encode())
+        self._allowed: dict[int, int] = {}
 
-    def launch(self, device: torch.device, grid: Grid, threads: int, arguments: Sequence[Tensor | int]) -> None:
+    def launch(
+        self, device: torch.device, grid: Grid, threads: int, arguments: Sequence[Tensor | int], shared: int = 0
+    ) -> None:
         """Put a launch into torch's current stream; CUDA graphs record it.
 
         Args:
@@ -45,14 +54,26 @@ class Kernel:
             grid: Blocks along each axis.
             threads: Of a block.
             arguments: Tensors, whose places are passed on, and numbers of 32 bits.
+            shared: Bytes of shared memory of a block beyond what the kernel declares.
 
         Raises:
             ModeUnavailableError: The driver refuses.
         """
         values = Arguments(arguments)
         with torch.cuda.device(device):
+            if shared > USUAL_SHARED:
+                self._allow(torch.cuda.current_device(), shared)
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            _check("cuLaunchKernel", self._function, *grid, threads, 1, 1, 0, stream, values.pointers, None)
+            _check("cuLaunchKernel", self._function, *grid, threads, 1, 1, shared, stream, values.pointers, None)
+
+    def _allow(self, number: int, shared: int) -> None:
+        """Let blocks on a device have that much shared memory."""
+        if self._allowed.get(number, 0) >= shared:
+            return
+        device = ctypes.c_int()
+        _check("cuDeviceGet", ctypes.byref(device), number)
+        _check("cuKernelSetAttribute", MOST_SHARED, shared, self._function, device)
+        self._allowed[number] = shared
 
 
 class Arguments:

@@ -57,6 +57,11 @@ def missing(shape: MessageShape, row_format: RowFormat, device: torch.device) ->
         return unfit
     if device.type != "cuda" or torch.version.hip:
         return f"the kernels in CUDA C++ run on GPUs of NVIDIA alone, and the device is {device}"
+    return compiler_missing()
+
+
+def compiler_missing() -> str | None:
+    """Return why nothing can be compiled, or None where it can."""
     try:
         _compiler.library()
     except ModeUnavailableError as error:
@@ -137,8 +142,42 @@ def launch(file: str, name: str, given: Form, grid: Grid, arguments: Sequence[Te
     Raises:
         ModeUnavailableError: It cannot be compiled, or the driver refuses.
     """
-    device = next(item.device for item in arguments if isinstance(item, Tensor))
+    device = _device_of(arguments)
     _kernel(file, name, given, _architecture(device)).launch(device, grid, WARPS * LANES, arguments)
+
+
+def launch_text(
+    text: str,
+    file: str,
+    name: str,
+    architecture: str,
+    grid: Grid,
+    arguments: Sequence[Tensor | int],
+    *,
+    threads: int,
+    shared: int,
+) -> None:
+    """Launch a kernel that has no forms, on the device of its tensors.
+
+    Args:
+        text: All that is compiled.
+        file: That the kernel stands in.
+        name: Of the kernel.
+        architecture: That it is for, such as "90a".
+        grid: Blocks along each axis.
+        arguments: Tensors and numbers of 32 bits.
+        threads: Of a block.
+        shared: Bytes of shared memory of a block.
+
+    Raises:
+        ModeUnavailableError: It cannot be compiled, or the driver refuses.
+    """
+    kernel = _kernel_of_text(text, file, name, architecture)
+    kernel.launch(_device_of(arguments), grid, threads, arguments, shared)
+
+
+def _device_of(arguments: Sequence[Tensor | int]) -> torch.device:
+    return next(item.device for item in arguments if isinstance(item, Tensor))
 
 
 @functools.cache
@@ -153,11 +192,20 @@ def _kernel(file: str, name: str, given: Form, architecture: int) -> Kernel:
 
 
 @functools.cache
+def _kernel_of_text(text: str, file: str, name: str, architecture: str) -> Kernel:
+    return Kernel(machine_code(text, file, architecture, _folder()), name)
+
+
+@functools.cache
 def _code(file: str, given: Form, architecture: int) -> bytes:
-    return machine_code(source(file, given), file, architecture, _kept_in[0] if _kept_in else None)
+    return machine_code(source(file, given), file, architecture, _folder())
 
 
-def machine_code(text: str, name: str, architecture: int, folder: Path | None) -> bytes:
+def _folder() -> Path | None:
+    return _kept_in[0] if _kept_in else None
+
+
+def machine_code(text: str, name: str, architecture: int | str, folder: Path | None) -> bytes:
     """Return the machine code of a source, from a folder where it is there; otherwise compile it, and keep it there.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,9 +85,19 @@ def source(file: str, given: Form, *, device_part: str | None = None) -> str:
         given: What it is compiled for.
         device_part: Stands in for `device.cuh` where there is no GPU.
     """
-    device = (_FOLDER / "device.cuh").read_text(encoding="utf-8") if device_part is None else device_part
-    rest = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("rows.cuh", file)]
+    device = read_source("device.cuh") if device_part is None else device_part
+    rest = [read_source(name) for name in ("rows.cuh", file)]
     return "\n".join([constants(given), device, types(given.row_format), *rest])
+
+
+def read_source(file: str) -> str:
+    """Return the text of a file of this folder."""
+    return (_FOLDER / file).read_text(encoding="utf-8")
+
+
+def constant_lines(values: Mapping[str, int]) -> str:
+    """Return whole numbers as CUDA C++."""
+    return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
 
 
 def types(row_format: RowFormat) -> str:
@@ -147,7 +157,7 @@ def constants(given: Form) -> str:
     }
     highest = [layout.highest(degree, mmax) for degree in degrees]
     return "\n".join([
-        *(f"constexpr int {name} = {value};" for name, value in sizes.items()),
+        constant_lines(sizes),
         f"constexpr float LOW_SCALE = {LOW_SCALE};",
         _row("GROUP_STARTS", groups),
         _row("HIGHEST", highest),
