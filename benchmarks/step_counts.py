@@ -135,6 +135,21 @@ def gate(_: object, before: Tensor, __: Tensor, *, result: Tensor) -> Count:
     return Count(size(before, result))
 
 
+def gate_and_multiply(
+    edges: KernelEdges,
+    before: Tensor,
+    _: Tensor,
+    maps: Sequence[SO2Map],
+    segments: Sequence[EdgeSegment],
+    *,
+    result: Tensor,
+) -> Count:
+    """Rows before the gate and matrices read, rows behind the products written; nothing where these are two steps."""
+    if not edges.gates_in_products(segments):
+        return Count(0)
+    return products(before, maps, segments, result=result)
+
+
 def gate_adjoint(_: object, gradient: Tensor, before: Tensor, __: Tensor, *, result: Tensor) -> Count:
     """Gradients and rows before the gate read, gradients written."""
     return Count(size(gradient, before, result))

@@ -20,7 +20,7 @@ import step_counts as counts
 import torch
 from step_counts import Count
 
-from edgewise.engine.fused import step, system_steps
+from edgewise.engine.fused import edges, step, system_steps
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.recorded import Recorded
@@ -31,7 +31,7 @@ MARK = "spin_kernel"
 
 NEIGHBOURS, GEOMETRY, HIDDEN = "neighbour list", "geometry and order", "radial networks, hidden layers"
 LAST, LAST_ADJOINT = "radial networks, last layers", "radial networks, last layers, for the adjoint"
-FIRST, SECOND = "first products", "second products"
+FIRST, SECOND, GATE_AND_SECOND = "first products", "second products", "gate and second products"
 NODES, FORCES, ELSE = "nodes", "forces and stress", "everything else"
 
 Part = str | Callable[["Marks", tuple[Any, ...]], str]
@@ -147,7 +147,10 @@ PLACES: tuple[tuple[Any, str, Part, Callable[..., Count]], ...] = (
     (KernelEdges, "embed", "degree embedding", counts.embed_edges),
     (KernelEdges, "gather_rotate", "gather_rotate", counts.gather_rotate),
     (step, "so2_linear", _of_products, counts.products),
+    (KernelEdges, "gate_and_multiply", GATE_AND_SECOND, counts.gate_and_multiply),
+    # Where one kernel cannot do both.
     (KernelEdges, "gate", "gate", counts.gate),
+    (edges, "so2_linear", _of_products, counts.products),
     (KernelEdges, "rotate_sum", "rotate_sum", counts.rotate_sum),
     (KernelNodes, "embed", NODES, counts.embed),
     (KernelNodes, "norm", NODES, counts.norm),
@@ -178,6 +181,7 @@ ORDER = (
     "degree embedding",
     "gather_rotate",
     FIRST,
+    GATE_AND_SECOND,
     "gate",
     SECOND,
     "rotate_sum",

@@ -213,11 +213,15 @@ class KernelEdges(StepEdges):
         out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
         return gate(before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
+    def gates_in_products(self, segments: Sequence[EdgeSegment]) -> bool:
+        """Tell whether one kernel does all of `gate_and_multiply`."""
+        return self._gates_in_products and len(segments) <= 1
+
     def gate_and_multiply(
         self, before: Tensor, bias: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]
     ) -> Tensor:
         """See `StepEdges`; one kernel where all edges share weights and the GPU has what it takes."""
-        if not self._gates_in_products or len(segments) > 1:
+        if not self.gates_in_products(segments):
             return super().gate_and_multiply(before, bias, maps, segments)
         images = _images(maps[segments[0].weights if segments else 0])
         out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)

@@ -56,7 +56,7 @@ BARRIER_BYTES = 256
 SHARED_BYTES = MATRICES_AND_SLOTS + 4 * (2 * SHAPE.lmax + 1) * SHAPE.hidden + BARRIER_BYTES
 """Bytes of shared memory of a block: behind matrices and rows stand the bias and the barriers."""
 
-WORK = (24, 33, 18)
+WORK = (31, 28, 14)
 """Blocks out of 132 for each share of order 0, of order 1, of each of which there are two, and of order 2."""
 
 
