@@ -232,15 +232,19 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     from edgewise.engine.fused.kernel_nodes import WIDEST
     from edgewise.engine.fused.kernel_runner import FORMATS
     from edgewise.ops.fused import cuda, edge_geometry
-    from edgewise.ops.fused.cuda import gated_products
+    from edgewise.ops.fused.cuda import gated_products, radial_hidden
     from edgewise.ops.launch import is_interpreted
 
     kernels = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
     library = "cuBLAS" if device.type == "cuda" else "PyTorch"
     shape = MessageShape(config.lmax, config.mmax, config.channels, config.hidden_channels)
     row_format = FORMATS[settings.resolve_precision(device.type, "fused")]
-    why = cuda.missing(shape, row_format, device)
-    edges = "CUDA C++ kernels" if why is None else f"{kernels} ({why})"
+    # The embedding's format is one that the kernels have wherever they have that of the blocks.
+    of_rows = (
+        cuda.missing(shape, row_format, device),
+        radial_hidden.missing(config.edge_channels, config.n_basis, row_format, device),
+    )
+    edges, radial = ("CUDA C++ kernels" if why is None else f"{kernels} ({why})" for why in of_rows)
     plain_geometry = f"plain PyTorch, since the kernels do not serve lmax {config.lmax}"
     together = gated_products.missing(shape, row_format, device) is None
     widest = max(config.channels, config.hidden_channels)
@@ -251,7 +255,7 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     plain_head = plain_nodes or ("plain PyTorch, a single layer" if one_layer else "")
     steps = {
         "edge_geometry": kernels if edge_geometry.serves(shape) else plain_geometry,
-        "radial_networks": f"{kernels}, last layers by {library}",
+        "radial_networks": f"{radial}, last layers by {library}",
         "gather_rotate": edges,
         "so2_linear": library,
         "gate": kernels,

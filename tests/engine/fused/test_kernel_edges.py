@@ -12,6 +12,7 @@ import torch
 from ase import Atoms
 
 import edgewise
+from edgewise.engine.fused import kernel_edges
 from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
@@ -177,6 +178,31 @@ def test_float16_gradients_of_any_size_are_held(row_format: RowFormat) -> None:
     found = on_kernels(small, row_format).predict([water()], "omol")
     assert np.abs(usual.forces).max() > 0
     assert np.array_equal(found.forces * 2.0**24, usual.forces)
+
+
+@pytest.mark.parametrize("why", [None, "it is switched off"])
+def test_radial_networks_run_where_they_can(why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CUDA C++ wherever nothing stands against it; the answer for the embedding's format is its own."""
+    asked, ran = [], []
+
+    def missing(n_hidden: int, n_basis: int, row_format: RowFormat, _: torch.device) -> str | None:
+        asked.append((n_hidden, n_basis, row_format.name))
+        return why
+
+    monkeypatch.setattr(kernel_edges.radial_in_cuda, "missing", missing)
+
+    def run(*tensors: Any, in_cuda: bool, **_: Any) -> None:
+        ran.append(in_cuda)
+        for made in tensors[-2:]:
+            made.zero_()
+
+    monkeypatch.setattr(kernel_edges, "radial_hidden", run)
+    general = potential("uma-s-tiny", device=DEVICE, precision="float32", execution_mode="general")
+    step, inputs = step_of(general, FLOAT16)
+    step.evaluate(inputs)
+    config = general.config
+    assert asked == [(config.edge_channels, config.n_basis, name) for name in ("float16", "split")]
+    assert ran == [why is None] * 2
 
 
 def test_a_step_can_be_made_again() -> None:

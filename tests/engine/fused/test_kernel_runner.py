@@ -199,6 +199,18 @@ def test_no_stage_of_published_shapes_is_a_reference_operation(architecture: str
         assert operations["gather_rotate"] == operations["rotate_sum"] == "CUDA C++ kernels"
 
 
+def test_radial_networks_of_published_widths_run_in_cuda() -> None:
+    settings = edgewise.InferenceSettings(execution_mode="fused", precision="fast")
+    tiny = potential("uma-s-tiny").config
+    narrow, published = replace(tiny, edge_channels=8), replace(tiny, edge_channels=128, n_basis=64)
+    texts = [
+        make_plan(config, settings, torch.device("cuda")).operations["radial_networks"]
+        for config in (narrow, published)
+    ]
+    assert "8 wide" in texts[0]
+    assert texts[1] == "CUDA C++ kernels, last layers by cuBLAS"
+
+
 def test_a_lone_atom_and_an_empty_list() -> None:
     model = fused().allowing(lone_atoms=True)
     exact = potential().allowing(lone_atoms=True)

@@ -16,6 +16,7 @@ from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
 from edgewise.ops.fused import cuda
 from edgewise.ops.fused.cuda import gated_products
+from edgewise.ops.fused.cuda import radial_hidden as radial_in_cuda
 from edgewise.ops.fused.edge_geometry import edge_geometry, edge_gradient
 from edgewise.ops.fused.edge_order import edge_order
 from edgewise.ops.fused.gate import gate, gate_adjoint
@@ -175,6 +176,7 @@ class KernelEdges(StepEdges):
             )
             for constant in (True, False)
         )
+        why = radial_in_cuda.missing(stack.n_hidden, stack.n_basis, row_format, numbers.device)
         radial_hidden(
             self._distance,
             numbers,
@@ -185,6 +187,7 @@ class KernelEdges(StepEdges):
             slopes,
             first=first,
             row_format=row_format,
+            in_cuda=why is None,
         )
         return list(zip(values, slopes, strict=True))
 

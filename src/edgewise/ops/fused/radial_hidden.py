@@ -3,7 +3,8 @@
 The formula is `radial_network.hidden_with_slope`, from the distance on: gaussians, first layer by tables of the elements,
 layer norm, SiLU, linear, layer norm, SiLU (MODEL.md section 5). What comes later in the network amplifies errors made here,
 and the work is small, so products are as good as float32: each operand is the sum of two float16, x = high + low / 2^11, and
-of the four products the three that matter are summed in float32.
+of the four products the three that matter are summed in float32. The kernel in CUDA C++ reads the same weights less their means
+over columns, so that its layer norms need no means.
 """
 
 # Triton functions are typed by what they are called with.
@@ -20,6 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from edgewise.ops.fused.cuda import radial_hidden as cuda
+from edgewise.ops.fused.cuda._radial_form import ArrangedWeights, arranged
 from edgewise.ops.fused.operands import store_parts, to_tf32
 from edgewise.ops.fused.row_format import CONSTANTS, RowFormat, high_and_low, plain_format
 from edgewise.ops.fused.shapes import EdgeTables, check_rows
@@ -44,6 +47,7 @@ class RadialStack:
         vectors: [n_networks, 5, columns] float32: first scale and shift, bias, second scale and shift.
         n_hidden: Width of the networks.
         n_basis: Number of gaussians.
+        arranged: The same for the kernel in CUDA C++; None for sizes that it does not have.
     """
 
     basis: Tensor
@@ -52,6 +56,7 @@ class RadialStack:
     vectors: Tensor
     n_hidden: int
     n_basis: int
+    arranged: ArrangedWeights | None
 
 
 def radial_stack(
@@ -79,6 +84,7 @@ def radial_stack(
         vectors=torch.stack([padded(item, 5, columns) for item in vectors]).float().contiguous(),
         n_hidden=n_hidden,
         n_basis=n_basis,
+        arranged=arranged(basis, source, target, hidden),
     )
 
 
@@ -189,6 +195,7 @@ def radial_hidden(
     *,
     first: int = 0,
     row_format: RowFormat | None = None,
+    in_cuda: bool = False,
 ) -> None:
     """Evaluate networks up to their last layer.
 
@@ -202,9 +209,11 @@ def radial_hidden(
         slopes: The same, receives their derivatives with respect to the distance, 1/Å.
         first: The first of the networks that are evaluated.
         row_format: How values and slopes are written; None for the plain format of their type.
+        in_cuda: Take the kernel in CUDA C++ in place of Triton's; `cuda.radial_hidden.missing` tells where it cannot serve.
 
     Raises:
-        ValueError: Tensors that do not fit together.
+        ValueError: Tensors that do not fit together, or with `in_cuda` what there is no such kernel for.
+        ModeUnavailableError: With `in_cuda`, a kernel that cannot be compiled or launched.
     """
     n_networks, (_, _, basis_rows, columns) = values.shape[0], stack.basis.shape
     if not 0 <= first <= stack.basis.shape[0] - n_networks:
@@ -216,10 +225,13 @@ def radial_hidden(
         check_tensor(name, tensor, (n_networks, edges.capacity, n_columns), row_format.operands)
         check_rows(name, tensor.flatten(0, 1), n_networks * edges.capacity, n_columns)
     check_rows("distance", distance[None], 1, edges.capacity)
-    if edges.capacity:
+    spacing = cutoff / (stack.n_basis - 1)
+    if in_cuda:
+        cuda.radial_hidden(distance, numbers, edges, spacing, stack.arranged, values, slopes, first, row_format)
+    elif edges.capacity:
         _radial_hidden[(triton.cdiv(edges.capacity, EDGES), n_networks)](
             distance, edges.ends, numbers, stack.basis, stack.tables, stack.linear, stack.vectors, values, slopes,
-            edges.n_live, edges.capacity, cutoff / (stack.n_basis - 1), first,
+            edges.n_live, edges.capacity, spacing, first,
             ELEMENTS=stack.tables.shape[2], WIDTH=stack.n_hidden, COLUMNS=columns, BASIS=stack.n_basis,
             BASIS_ROWS=basis_rows, ROWS=EDGES, EPSILON=EPSILON, FORMAT=row_format.name,
             WRITTEN=written, OF_SLOPE=of_slope, CONSTANTS=CONSTANTS, num_warps=8,

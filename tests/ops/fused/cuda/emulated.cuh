@@ -19,6 +19,9 @@
 struct uint2 {
   unsigned int x, y;
 };
+struct alignas(16) uint4 {
+  unsigned int x, y, z, w;
+};
 struct float2 {
   float x, y;
 };
@@ -33,7 +36,7 @@ static thread_local dim3_ threadIdx, blockIdx;
 static dim3_ gridDim;
 static std::unique_ptr<std::barrier<>> whole_block;
 static std::vector<std::unique_ptr<std::barrier<>>> whole_warp;
-static float of_lane[WARPS][LANES];
+static float in_lanes[WARPS][LANES];
 
 static inline uint2 load_8(const void* place) { return *static_cast<const uint2*>(place); }
 static inline float4 load_16(const void* place) { return *static_cast<const float4*>(place); }
@@ -62,13 +65,51 @@ static inline float of_bits(unsigned int bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
-static inline float of_other_lane(float value, int bit) {
-  const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-  of_lane[warp][lane] = value;
+static inline float of_lane(float value, int lane) {
+  const int warp = threadIdx.x / LANES;
+  in_lanes[warp][threadIdx.x % LANES] = value;
   whole_warp[warp]->arrive_and_wait();
-  const float found = of_lane[warp][lane ^ bit];
+  const float found = in_lanes[warp][lane];
   whole_warp[warp]->arrive_and_wait();
   return found;
+}
+static inline int of_lane(int value, int lane) {
+  return static_cast<int>(bits_of(of_lane(of_bits(static_cast<unsigned int>(value)), lane)));
+}
+static inline float of_other_lane(float value, int bit) { return of_lane(value, threadIdx.x % LANES ^ bit); }
+
+static inline float power_of_e(float value) { return std::exp(value); }
+static inline float inverse_of(float value) { return 1.f / value; }
+static inline float inverse_root_of(float value) { return 1.f / std::sqrt(value); }
+
+// As much as any GPU has.
+static float4 launched_with[228 * 1024 / 16];
+static inline float4* shared_memory() { return launched_with; }
+
+// What the lanes have of the factors of a product: pairs of numbers. There are two places, so that a lane can write those of the
+// next product while others read.
+struct Factors {
+  float2 a[4], b[2];
+};
+static Factors factors[2][WARPS][LANES];
+static thread_local int product_place;
+
+static inline float half_of(float2 pair, int half) { return half ? pair.y : pair.x; }
+static inline void add_product(float (&sum)[4], const unsigned int (&a)[4], unsigned int b, unsigned int b_8) {
+  const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+  product_place = 1 - product_place;
+  Factors(&all)[LANES] = factors[product_place][warp];
+  all[lane] = {{widened(a[0]), widened(a[1]), widened(a[2]), widened(a[3])}, {widened(b), widened(b_8)}};
+  whole_warp[warp]->arrive_and_wait();
+  for (int place = 0; place < 4; ++place) {
+    const int row = lane / 4 + place / 2 * 8, column = lane % 4 * 2 + place % 2;
+    double total = sum[place];
+    for (int k = 0; k < 16; ++k) {
+      const float2 left = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], right = all[column * 4 + k % 8 / 2].b[k / 8];
+      total += static_cast<double>(half_of(left, k % 2)) * half_of(right, k % 2);
+    }
+    sum[place] = static_cast<float>(total);
+  }
 }
 static inline void __syncthreads() { whole_block->arrive_and_wait(); }
 

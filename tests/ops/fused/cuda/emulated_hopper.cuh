@@ -10,10 +10,6 @@
 #include <map>
 #include <mutex>
 
-struct alignas(16) uint4 {
-  unsigned int x, y, z, w;
-};
-
 alignas(1024) static unsigned char dynamic_memory[SHARED_BYTES];
 
 static std::atomic<bool> is_stuck{false};
@@ -41,7 +37,6 @@ static inline void bring_near(const void* place, unsigned int bytes) {
   static_cast<void>(last);
 }
 static inline float two_to_the(float exponent) { return std::exp2(exponent); }
-static inline float reciprocal(float value) { return 1.f / value; }
 static inline unsigned int lane_number() { return threadIdx.x % LANES; }
 static inline unsigned int same_in_warp(unsigned int value) { return value; }
 static inline void __syncwarp() { whole_warp[threadIdx.x / LANES]->arrive_and_wait(); }

@@ -10,11 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from edgewise.ops.fused.cuda import gated_products
-from edgewise.ops.fused.cuda._driver import Arguments, Grid
-from edgewise.ops.fused.cuda._source import Form, source
+from edgewise.ops.fused.cuda._driver import Argument, Arguments, Grid
+from edgewise.ops.fused.cuda._source import AnyForm, source
 
 COMPILER = shutil.which("g++")
 
@@ -24,6 +22,7 @@ DEVICE_PART = Path(__file__).parent / "emulated.cuh"
 
 KERNELS = {
     "gather_rotate.cu": ("gather_rotate", "gather_rotate_to_source", "gather_rotate_to_target"),
+    "radial_hidden.cu": ("radial_hidden",),
     "rotate_sum.cu": ("rotate_sum", "rotate_sum_to_edges"),
 }
 
@@ -32,7 +31,7 @@ HOPPER_PART = Path(__file__).parent / "emulated_hopper.cuh"
 
 
 @functools.cache
-def _library(file: str, given: Form) -> ctypes.CDLL:
+def _library(file: str, given: AnyForm) -> ctypes.CDLL:
     return _compiled(source(file, given, device_part=DEVICE_PART.read_text(encoding="utf-8")), KERNELS[file])
 
 
@@ -67,7 +66,7 @@ def _compiled(text: str, names: Sequence[str]) -> ctypes.CDLL:
         return ctypes.CDLL(f"{folder}/kernels.so")
 
 
-def launch(file: str, name: str, given: Form, grid: Grid, arguments: Sequence[Tensor | int]) -> None:
+def launch(file: str, name: str, given: AnyForm, grid: Grid, arguments: Sequence[Argument]) -> None:
     """Stand in for `_kernels.launch`; arguments travel as the driver would get them."""
     getattr(_library(file, given), f"run_{name}")(*grid, Arguments(arguments).pointers)
 
@@ -78,7 +77,7 @@ def launch_text(
     name: str,
     architecture: str,
     grid: Grid,
-    arguments: Sequence[Tensor | int],
+    arguments: Sequence[Argument],
     *,
     threads: int,
     shared: int,

@@ -55,11 +55,11 @@ def checked(
     return rows
 
 
-@pytest.mark.parametrize("name", ["gather_rotate", "rotate_sum"])
+@pytest.mark.parametrize(("name", "n_rows"), [("gather_rotate", 2), ("radial_hidden", 1), ("rotate_sum", 2)])
 @pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32, FLOAT32], ids=lambda item: item.name)
 @pytest.mark.usefixtures("on_the_path")
-def test_checks_pass(name: str, row_format: RowFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(checked(name, row_format, monkeypatch, n_edges=18, channels=16)) == 2
+def test_checks_pass(name: str, n_rows: int, row_format: RowFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(checked(name, row_format, monkeypatch, n_edges=18, channels=16)) == n_rows
 
 
 @pytest.mark.usefixtures("on_the_path")

@@ -236,6 +236,6 @@ def test_large_shared_memory_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) 
     kernel = _driver.Kernel(b"", "nothing")
     assert isinstance(kernel._function, ctypes.c_void_p)
     for shared in (1, op.SHARED_BYTES, op.SHARED_BYTES):
-        if shared > _driver.USUAL_SHARED:
+        if shared > _driver.ALWAYS_SHARED:
             kernel._allow(0, shared)
     assert calls == ["cuLibraryLoadData", "cuLibraryGetKernel", "cuDeviceGet", "cuKernelSetAttribute"]

@@ -12,6 +12,7 @@ import triton
 
 from edgewise.errors import ModeUnavailableError
 from edgewise.ops.fused.cuda import _compiler, _kernels, gated_products, keep_code_in, missing
+from edgewise.ops.fused.cuda._radial_form import FEWEST_WARPS, RadialForm, warps_that_fit
 from edgewise.ops.fused.cuda._source import Form, degree_groups, source
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, FLOAT64, SPLIT, TF32, RowFormat
 from edgewise.ops.reference import MessageShape
@@ -75,6 +76,27 @@ def test_gated_products_compile_as_they_are_meant(tmp_path: Path) -> None:
         "LDL": 0,
         "STL": 0,
     }
+
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes of shared memory that a block can have."""
+
+
+@pytest.mark.parametrize("architecture", SHARED)
+@pytest.mark.parametrize(("n_hidden", "n_basis"), [(128, 32), (128, 64), (128, 128), (64, 32)])
+def test_radial_networks_compile_without_spills(architecture: int, n_hidden: int, n_basis: int, tmp_path: Path) -> None:
+    warps = warps_that_fit(n_hidden, n_basis, SHARED[architecture])
+    if warps < FEWEST_WARPS:
+        assert (architecture, n_basis) == (80, 128), "all others are served"
+        return
+    for row_format in _kernels.FORMATS:
+        given = RadialForm(n_hidden, n_basis, row_format, warps)
+        code = _compiler.compile_cubin(source("radial_hidden.cu", given), "radial_hidden.cu", architecture)
+        rows = resources(code, tmp_path)
+        print(given, given.shared_bytes, *rows, sep="\n  ")
+        assert [row["kernel"] for row in rows] == ["radial_hidden"]
+        assert rows[0]["stack"] == 0
+        assert given.shared_bytes <= SHARED[architecture]
 
 
 def test_what_cannot_be_compiled_is_explained() -> None:

@@ -13,11 +13,13 @@ from edgewise.errors import ModeUnavailableError
 
 Grid = tuple[int, int, int]
 
-MOST_SHARED = 8
-"""The driver's number for the largest shared memory of a block beyond what is declared."""
+Argument = Tensor | int | float
 
-USUAL_SHARED = 48 * 1024
-"""Bytes of shared memory that every kernel may have."""
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+"""The driver's number for what a kernel may be launched with."""
+
+ALWAYS_SHARED = 48 * 1024
+"""Bytes of shared memory that a block may have without being allowed to."""
 
 
 @functools.cache
@@ -45,7 +47,7 @@ class Kernel:
         self._allowed: dict[int, int] = {}
 
     def launch(
-        self, device: torch.device, grid: Grid, threads: int, arguments: Sequence[Tensor | int], shared: int = 0
+        self, device: torch.device, grid: Grid, threads: int, arguments: Sequence[Argument], shared_bytes: int = 0
     ) -> None:
         """Put a launch into torch's current stream; CUDA graphs record it.
 
@@ -54,37 +56,40 @@ class Kernel:
             grid: Blocks along each axis.
             threads: Of a block.
             arguments: Tensors, whose places are passed on, and numbers of 32 bits.
-            shared: Bytes of shared memory of a block beyond what the kernel declares.
+            shared_bytes: Shared memory of a block beyond what the kernel declares.
 
         Raises:
             ModeUnavailableError: The driver refuses.
         """
         values = Arguments(arguments)
         with torch.cuda.device(device):
-            if shared > USUAL_SHARED:
-                self._allow(torch.cuda.current_device(), shared)
+            self._allow(torch.cuda.current_device(), shared_bytes)
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            _check("cuLaunchKernel", self._function, *grid, threads, 1, 1, shared, stream, values.pointers, None)
+            _check("cuLaunchKernel", self._function, *grid, threads, 1, 1, shared_bytes, stream, values.pointers, None)
 
-    def _allow(self, number: int, shared: int) -> None:
+    def _allow(self, number: int, shared_bytes: int) -> None:
         """Let blocks on a device have that much shared memory."""
-        if self._allowed.get(number, 0) >= shared:
+        if self._allowed.get(number, ALWAYS_SHARED) >= shared_bytes:
             return
         device = ctypes.c_int()
         _check("cuDeviceGet", ctypes.byref(device), number)
-        _check("cuKernelSetAttribute", MOST_SHARED, shared, self._function, device)
-        self._allowed[number] = shared
+        _check("cuKernelSetAttribute", MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes, self._function, device)
+        self._allowed[number] = shared_bytes
 
 
 class Arguments:
     """Arguments as the driver takes them: an array of pointers to values, which live as long as this does."""
 
-    def __init__(self, arguments: Sequence[Tensor | int]) -> None:
+    def __init__(self, arguments: Sequence[Argument]) -> None:
         """Keep the values."""
-        self.values = [
-            ctypes.c_void_p(item.data_ptr()) if isinstance(item, Tensor) else ctypes.c_int32(item) for item in arguments
-        ]
+        self.values = [_value(item) for item in arguments]
         self.pointers = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
+
+
+def _value(item: Argument) -> ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float:
+    if isinstance(item, Tensor):
+        return ctypes.c_void_p(item.data_ptr())
+    return ctypes.c_float(item) if isinstance(item, float) else ctypes.c_int32(item)
 
 
 def _check(function: str, *arguments: object) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from edgewise.errors import ModeUnavailableError
 from edgewise.ops.fused.cuda import _compiler
-from edgewise.ops.fused.cuda._driver import Grid, Kernel
-from edgewise.ops.fused.cuda._source import LANE_CHANNELS, LANES, ROW_TYPES, WARPS, Form, source
+from edgewise.ops.fused.cuda._driver import Argument, Grid, Kernel
+from edgewise.ops.fused.cuda._source import LANE_CHANNELS, LANES, ROW_TYPES, AnyForm, source
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat, plain_format
 from edgewise.ops.launch import check_tensor
 from edgewise.ops.reference.edges import MessageShape
@@ -45,16 +45,18 @@ def keep_code_in(folder: Path | None) -> None:
 
 
 def missing(shape: MessageShape, row_format: RowFormat, device: torch.device) -> str | None:
-    """Return why the kernels cannot serve, or None where they can.
+    """Return why the kernels on rows of coefficients cannot serve, or None where they can.
 
     Args:
         shape: Sizes.
         row_format: Of the rows of edges.
         device: Where the tensors are.
     """
-    unfit = _unfit_format(row_format) or _unfit_shape(shape)
-    if unfit:
-        return unfit
+    return unfit_format(row_format) or _unfit_shape(shape) or unfit_device(device)
+
+
+def unfit_device(device: torch.device) -> str | None:
+    """Return why no kernel can be compiled for a device and run there, or None where they can."""
     if device.type != "cuda" or torch.version.hip:
         return f"the kernels in CUDA C++ run on GPUs of NVIDIA alone, and the device is {device}"
     return compiler_missing()
@@ -69,7 +71,8 @@ def compiler_missing() -> str | None:
     return None
 
 
-def _unfit_format(row_format: RowFormat) -> str | None:
+def unfit_format(row_format: RowFormat) -> str | None:
+    """Return why there are no kernels for a format, or None where there are."""
     if row_format in FORMATS:
         return None
     return f"rows are in {row_format.name}; the kernels in CUDA C++ have {', '.join(item.name for item in FORMATS)}"
@@ -117,19 +120,28 @@ def check_types(
     Raises:
         ValueError: A shape, format or type that there are no kernels for, or a place that is no multiple of ALIGNMENT bytes.
     """
-    unfit = _unfit_format(row_format) or _unfit_shape(shape)
+    unfit = unfit_format(row_format) or _unfit_shape(shape)
     if unfit:
         raise ValueError(unfit)
     kinds = (row_format.results, rows), (row_format.operands, operands or {}), (torch.float32, others)
     for wanted, tensors in kinds:
-        for name, tensor in tensors.items():
-            check_tensor(name, tensor, tuple(tensor.shape), wanted)
-            if tensor.data_ptr() % ALIGNMENT:
-                message = f"{name} does not begin at a multiple of {ALIGNMENT} bytes; give a copy of it"
-                raise ValueError(message)
+        check_places(tensors, wanted)
 
 
-def launch(file: str, name: str, given: Form, grid: Grid, arguments: Sequence[Tensor | int]) -> None:
+def check_places(tensors: dict[str, Tensor], wanted: torch.dtype) -> None:
+    """Make sure that a kernel can load vectors of a type.
+
+    Raises:
+        ValueError: Another type, or a place that is no multiple of ALIGNMENT bytes.
+    """
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor, tuple(tensor.shape), wanted)
+        if tensor.data_ptr() % ALIGNMENT:
+            message = f"{name} does not begin at a multiple of {ALIGNMENT} bytes; give a copy of it"
+            raise ValueError(message)
+
+
+def launch(file: str, name: str, given: AnyForm, grid: Grid, arguments: Sequence[Argument]) -> None:
     """Launch a kernel on the device of its tensors.
 
     Args:
@@ -143,7 +155,8 @@ def launch(file: str, name: str, given: Form, grid: Grid, arguments: Sequence[Te
         ModeUnavailableError: It cannot be compiled, or the driver refuses.
     """
     device = _device_of(arguments)
-    _kernel(file, name, given, _architecture(device)).launch(device, grid, WARPS * LANES, arguments)
+    kernel = _kernel(file, name, given, _architecture(device))
+    kernel.launch(device, grid, given.warps * LANES, arguments, given.shared_bytes)
 
 
 def launch_text(
@@ -152,7 +165,7 @@ def launch_text(
     name: str,
     architecture: str,
     grid: Grid,
-    arguments: Sequence[Tensor | int],
+    arguments: Sequence[Argument],
     *,
     threads: int,
     shared: int,
@@ -176,7 +189,7 @@ def launch_text(
     kernel.launch(_device_of(arguments), grid, threads, arguments, shared)
 
 
-def _device_of(arguments: Sequence[Tensor | int]) -> torch.device:
+def _device_of(arguments: Sequence[Argument]) -> torch.device:
     return next(item.device for item in arguments if isinstance(item, Tensor))
 
 
@@ -187,7 +200,7 @@ def _architecture(device: torch.device) -> int:
 
 
 @functools.cache
-def _kernel(file: str, name: str, given: Form, architecture: int) -> Kernel:
+def _kernel(file: str, name: str, given: AnyForm, architecture: int) -> Kernel:
     return Kernel(_code(file, given, architecture), name)
 
 
@@ -197,7 +210,7 @@ def _kernel_of_text(text: str, file: str, name: str, architecture: str) -> Kerne
 
 
 @functools.cache
-def _code(file: str, given: Form, architecture: int) -> bytes:
+def _code(file: str, given: AnyForm, architecture: int) -> bytes:
     return machine_code(source(file, given), file, architecture, _folder())
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -14,7 +15,7 @@ from edgewise.ops.fused.row_format import LOW_SCALE, TF32, RowFormat
 from edgewise.ops.reference.edges import MessageShape
 
 WARPS = 4
-"""Warps of a block; a power of two."""
+"""Warps of a block that does edges or atoms; a power of two."""
 
 LANES = 32
 """Lanes of a warp."""
@@ -34,9 +35,35 @@ ROW_TYPES = {torch.float16: "half_t", torch.float32: "float"}
 _FOLDER = Path(__file__).parent
 
 
+class AnyForm(Protocol):
+    """What a kernel is compiled for, of whatever kind; two that are equal have the same code."""
+
+    headers: ClassVar[tuple[str, ...]]
+    """Files that stand between the types and the kernels."""
+
+    @property
+    def row_format(self) -> RowFormat:
+        """Of the rows of edges."""
+        ...
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block beyond what the kernels declare."""
+        ...
+
+    def constants(self) -> str:
+        """Return sizes and tables as CUDA C++."""
+        ...
+
+
 @dataclass(frozen=True)
 class Form:
-    """What a kernel is compiled for.
+    """What a kernel on rows of coefficients is compiled for.
 
     Attributes:
         lmax: Largest degree.
@@ -51,6 +78,14 @@ class Form:
     channels: int
     row_format: RowFormat
     embedding: bool = False
+
+    headers: ClassVar[tuple[str, ...]] = ("vectors.cuh", "rows.cuh")
+    warps = WARPS
+    shared_bytes = 0
+
+    def constants(self) -> str:
+        """See `AnyForm`; places of coefficients that there are not are -1."""
+        return _constants(self)
 
     @property
     def orders(self) -> int:
@@ -77,7 +112,7 @@ def degree_groups(lmax: int) -> tuple[int, ...]:
     return (*starts, lmax + 1)
 
 
-def source(file: str, given: Form, *, device_part: str | None = None) -> str:
+def source(file: str, given: AnyForm, *, device_part: str | None = None) -> str:
     """Return the text of a file of kernels with all that it needs.
 
     Args:
@@ -86,18 +121,13 @@ def source(file: str, given: Form, *, device_part: str | None = None) -> str:
         device_part: Stands in for `device.cuh` where there is no GPU.
     """
     device = read_source("device.cuh") if device_part is None else device_part
-    rest = [read_source(name) for name in ("rows.cuh", file)]
-    return "\n".join([constants(given), device, types(given.row_format), *rest])
+    rest = [read_source(name) for name in (*given.headers, file)]
+    return "\n".join([given.constants(), device, types(given.row_format), *rest])
 
 
 def read_source(file: str) -> str:
     """Return the text of a file of this folder."""
     return (_FOLDER / file).read_text(encoding="utf-8")
-
-
-def constant_lines(values: Mapping[str, int]) -> str:
-    """Return whole numbers as CUDA C++."""
-    return "\n".join(f"constexpr int {name} = {value};" for name, value in values.items())
 
 
 def types(row_format: RowFormat) -> str:
@@ -106,8 +136,15 @@ def types(row_format: RowFormat) -> str:
     return f"struct half_t;\ntypedef {operand} operand_t;\ntypedef {result} row_t;\n"
 
 
-def constants(given: Form) -> str:
-    """Return sizes and tables of places as CUDA C++; places of coefficients that there are not are -1."""
+def constant_lines(sizes: Mapping[str, int], numbers: Mapping[str, float] | None = None) -> str:
+    """Return whole numbers, and others, as CUDA C++."""
+    return "\n".join([
+        *(f"constexpr int {name} = {value};" for name, value in sizes.items()),
+        *(f"constexpr float {name} = static_cast<float>({value!r});" for name, value in (numbers or {}).items()),
+    ])  # fmt: skip
+
+
+def _constants(given: Form) -> str:
     lmax, mmax, groups = given.lmax, given.mmax, degree_groups(given.lmax)
     degrees, orders = range(lmax + 1), range(-mmax, mmax + 1)
     turned = range(-mmax - 1, mmax + 2)  # rotations go one order further
@@ -157,8 +194,7 @@ def constants(given: Form) -> str:
     }
     highest = [layout.highest(degree, mmax) for degree in degrees]
     return "\n".join([
-        constant_lines(sizes),
-        f"constexpr float LOW_SCALE = {LOW_SCALE};",
+        constant_lines(sizes, {"LOW_SCALE": LOW_SCALE}),
         _row("GROUP_STARTS", groups),
         _row("HIGHEST", highest),
         _row("NEXT_PART", [layout.order_size(m, lmax, 0) for m in range(mmax + 1)]),

@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_part(Loaded<OPERANDS>& into, int round, con
 
 // 1 / (1 + exp(-x)), where `shift` is the bias times -log2 e.
 __device__ __forceinline__ float sigmoid(float gate, float shift) {
-  return reciprocal(1.f + two_to_the(gate * MINUS_LOG2_OF_E + shift));
+  return inverse_of(1.f + two_to_the(gate * MINUS_LOG2_OF_E + shift));
 }
 
 __device__ __forceinline__ void load_bias(float (&bias)[CHUNK], unsigned int place) {

@@ -40,12 +40,6 @@ __device__ __forceinline__ float two_to_the(float exponent) {
   return found;
 }
 
-__device__ __forceinline__ float reciprocal(float value) {
-  float found;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(value));
-  return found;
-}
-
 __device__ __forceinline__ unsigned int lane_number() {
   unsigned int found;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(found));
