@@ -14,7 +14,7 @@ pytestmark = pytest.mark.kernels
 
 @pytest.mark.parametrize("n_edges", [0, 1, 7, EDGES + 1])
 @pytest.mark.parametrize("spare", [0, 1, 13])
-@pytest.mark.parametrize("n_atoms", [5, 101])
+@pytest.mark.parametrize("n_atoms", [5, 101, 32_767, 32_768])
 def test_order(n_edges: int, spare: int, n_atoms: int) -> None:
     given = Problem(2, 2, n_edges, 4, n_atoms=n_atoms)
     ends = torch.full((2, n_edges + spare), -7, dtype=torch.int32, device=DEVICE)

@@ -48,9 +48,11 @@ def edge_order(ends: Tensor, n_live: Tensor, n_atoms: int) -> tuple[Tensor, Tens
     capacity = ends.shape[1]
     check("ends", ends, (2, capacity), torch.int32)
     check("n_live", n_live, (1,), torch.int32)
-    keys = torch.empty(capacity, dtype=torch.int32, device=ends.device)
+    # Radix sorts take a turn for each byte of the type.
+    dtype = torch.int16 if n_atoms <= torch.iinfo(torch.int16).max else torch.int32
+    keys = torch.empty(capacity, dtype=dtype, device=ends.device)
     if capacity:
         _sort_keys[(triton.cdiv(capacity, EDGES),)](ends, n_live, keys, capacity, n_atoms, ROWS=EDGES, num_warps=4)
     sources, by_source = torch.sort(keys, stable=True)
-    atoms = torch.arange(n_atoms + 1, dtype=torch.int32, device=ends.device)
+    atoms = torch.arange(n_atoms + 1, dtype=dtype, device=ends.device)
     return by_source.to(torch.int32), torch.searchsorted(sources, atoms, out_int32=True)
