@@ -231,8 +231,9 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     """Return the operations of the network that Hessians differentiate, and for each step what runs."""
     from edgewise.engine.fused.kernel_nodes import WIDEST
     from edgewise.engine.fused.kernel_runner import FORMATS
-    from edgewise.ops.fused import cuda, edge_geometry
-    from edgewise.ops.fused.cuda import gated_products, radial_hidden
+    from edgewise.ops.fused import cuda, edge_geometry, radial_hidden
+    from edgewise.ops.fused.cuda import gated_products
+    from edgewise.ops.fused.cuda import radial_hidden as radial_in_cuda
     from edgewise.ops.launch import is_interpreted
 
     kernels = "Triton kernels" + (" in Triton's interpreter" if is_interpreted() else "")
@@ -242,9 +243,14 @@ def _fused_ops(config: ModelConfig, settings: InferenceSettings, device: torch.d
     # The embedding's format is one that the kernels have wherever they have that of the blocks.
     of_rows = (
         cuda.missing(shape, row_format, device),
-        radial_hidden.missing(config.edge_channels, config.n_basis, row_format, device),
+        radial_in_cuda.missing(config.edge_channels, config.n_basis, row_format, device),
     )
     edges, radial = ("CUDA C++ kernels" if why is None else f"{kernels} ({why})" for why in of_rows)
+    if not radial_hidden.serves(config.edge_channels, config.n_basis):
+        radial = (
+            f"plain PyTorch, since the kernels serve widths and numbers of gaussians up to {radial_hidden.LARGEST}, "
+            f"not {config.edge_channels} and {config.n_basis}"
+        )
     plain_geometry = f"plain PyTorch, since the kernels do not serve lmax {config.lmax}"
     together = gated_products.missing(shape, row_format, device) is None
     widest = max(config.channels, config.hidden_channels)

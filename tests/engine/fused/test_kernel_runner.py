@@ -18,6 +18,7 @@ from edgewise import errors
 from edgewise.engine.fused.capacity import capacity_of
 from edgewise.engine.fused.kernel_runner import KernelRunner
 from edgewise.engine.plan import make_plan
+from edgewise.ops.fused import radial_hidden
 from edgewise.potential import Potential
 from edgewise.results import Results, joined_results, not_finite
 from tests import tolerances
@@ -176,6 +177,18 @@ def test_options_in_batches_of_several_mixtures(name: str) -> None:
         for one, other in zip(found.predict(batch, task), exact.predict(batch, task), strict=True):
             tolerances.assert_close(one, other, tolerances.T32)
     assert found._runner.n_capped == (1 if name == "neighbors_10" else 0)
+
+
+@pytest.mark.parametrize("precision", ["fast", "float32"])
+def test_radial_networks_that_no_kernel_serves(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run in plain PyTorch, and `describe()` says so."""
+    monkeypatch.setattr(radial_hidden, "LARGEST", 8)
+    model = fused(precision=precision)
+    tolerance = tolerances.FAST if precision == "fast" else tolerances.T32
+    for atoms in (water(), copper_primitive()):
+        found, exact = model.predict([atoms], "omat")[0], potential().predict([atoms], "omat")[0]
+        tolerances.assert_close(found, exact, tolerance)
+    assert "up to 8, not 16 and" in model.describe().operations["radial_networks"]
 
 
 def test_lone_atoms_of_several_elements() -> None:

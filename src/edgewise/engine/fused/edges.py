@@ -101,19 +101,33 @@ class StepEdges(ABC):
 
 
 def plain_hidden(
-    order: EdgeOrder,
-    geometry: EdgeGeometry,
-    numbers: Tensor,
-    weights: RadialWeights,
-    rows: slice = slice(None),
+    ends: tuple[Tensor, Tensor], gaussians: tuple[Tensor, Tensor], numbers: Tensor, weights: RadialWeights
 ) -> Hidden:
-    """Evaluate one radial network up to its last layer for a run of edges, in plain PyTorch."""
-    first = weights.source_table[numbers[order.source[rows]]] + weights.target_table[numbers[order.target[rows]]]
-    first = first + functional.linear(geometry.gaussians[rows], weights.basis)
-    slope = functional.linear(geometry.gaussian_slopes[rows], weights.basis)
+    """Evaluate one radial network up to its last layer, in plain PyTorch.
+
+    Args:
+        ends: Source and target of each edge.
+        gaussians: The radial basis of each edge, and its derivative.
+        numbers: [n_atoms], atomic numbers.
+        weights: The network.
+    """
+    of_source, of_target = (numbers[item] for item in ends)
+    first = weights.source_table[of_source] + weights.target_table[of_target]
+    first, slope = (
+        first + functional.linear(gaussians[0], weights.basis),
+        functional.linear(gaussians[1], weights.basis),
+    )
     value, slope = hidden_with_slope(first, slope, weights.hidden)
     made = weights.row_format.hidden
     return made(value, constant=True), made(slope, constant=False)
+
+
+def hidden_of_run(
+    order: EdgeOrder, geometry: EdgeGeometry, numbers: Tensor, weights: RadialWeights, rows: slice
+) -> Hidden:
+    """Do the same for a run of edges."""
+    gaussians = geometry.gaussians[rows], geometry.gaussian_slopes[rows]
+    return plain_hidden((order.source[rows], order.target[rows]), gaussians, numbers, weights)
 
 
 class PlainEdges(StepEdges):
@@ -136,7 +150,7 @@ class PlainEdges(StepEdges):
 
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`."""
-        return plain_hidden(self.order, self.geometry, numbers, weights, rows)
+        return hidden_of_run(self.order, self.geometry, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgewise.engine.fused.edges import Hidden, StepEdges, plain_hidden
+from edgewise.engine.fused.edges import Hidden, StepEdges, hidden_of_run, plain_hidden
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
@@ -25,6 +25,7 @@ from edgewise.ops.fused.gradient_scales import gradient_scales
 from edgewise.ops.fused.layout import geometry_width, n_edge_coefficients
 from edgewise.ops.fused.neighbor_list import FoundEdges
 from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_stack
+from edgewise.ops.fused.radial_hidden import serves as radial_serves
 from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import segment_sum
@@ -159,7 +160,14 @@ class KernelEdges(StepEdges):
         self._of_sums.zero_()
 
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
-        """See `StepEdges`."""
+        """See `StepEdges`; in plain PyTorch where the kernels do not serve the sizes."""
+        width, n_basis = weights.degree.basis.shape
+        if not radial_serves(width, n_basis):
+            # Beyond the last edge ends and distances are any numbers.
+            source, target = self.tables.ends.clamp(0, self._n_atoms - 1)
+            centres = torch.linspace(0, self._cutoff, n_basis, device=self._distance.device)
+            gaussians = edge_steps.gaussians_with_slopes(self._distance, centres)
+            return [plain_hidden((source, target), gaussians, numbers, item) for item in weights.radial_networks]
         of_blocks = self._hidden(1, len(weights.blocks), self.row_format, numbers.int(), weights)
         return [*self._hidden(0, 1, self.row_format.of_embedding, numbers.int(), weights), *of_blocks]
 
@@ -194,7 +202,7 @@ class KernelEdges(StepEdges):
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`; in plain PyTorch, for edges whose number the host knows."""
         assert self._plain is not None
-        return plain_hidden(*self._plain, numbers, weights, rows)
+        return hidden_of_run(*self._plain, numbers, weights, rows)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

@@ -32,6 +32,9 @@ from edgewise.ops.reference.radial_network import EPSILON, HiddenWeights
 EDGES = 32
 """Edges of a program: with more, compilers run out of registers on some GPUs."""
 
+LARGEST = 128
+"""Widest networks and most gaussians: a matrix and the rows that it multiplies have to fit on a multiprocessor."""
+
 SMALLEST_SUM = 16
 """Matrix units sum over at least this many values."""
 
@@ -57,6 +60,11 @@ class RadialStack:
     n_hidden: int
     n_basis: int
     arranged: ArrangedWeights | None
+
+
+def serves(n_hidden: int, n_basis: int) -> bool:
+    """Tell whether there are kernels for networks of a width on so many gaussians."""
+    return max(n_hidden, n_basis) <= LARGEST
 
 
 def radial_stack(

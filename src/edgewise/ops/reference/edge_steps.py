@@ -83,6 +83,19 @@ def _starts(ascending: Tensor, n: int) -> Tensor:
     return torch.searchsorted(ascending, torch.arange(n + 1, device=ascending.device))
 
 
+def gaussians_with_slopes(distance: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the radial basis, [n_edges, n_basis], and its derivative with respect to the distance, 1/Å.
+
+    Args:
+        distance: [n_edges], Å.
+        centres: [n_basis] centres of the Gaussians, Å.
+    """
+    width = 2 * (centres[1] - centres[0])
+    offsets = (distance[:, None] - centres) / width
+    gaussians = torch.exp(-0.5 * offsets**2)
+    return gaussians, gaussians * (-offsets / width)
+
+
 def edge_geometry(edge_vec: Tensor, cutoff: float, centres: Tensor, lmax: int, dtype: torch.dtype) -> EdgeGeometry:
     """Compute distances, frames, envelope and radial basis (MODEL.md sections 4 and 5).
 
@@ -99,9 +112,7 @@ def edge_geometry(edge_vec: Tensor, cutoff: float, centres: Tensor, lmax: int, d
     inside = u < 1
     envelope = torch.where(inside, 1 - 21 * u**5 + 35 * u**6 - 15 * u**7, 0.0)
     envelope_slope = torch.where(inside, -105 * u**4 * (1 - u) ** 2, 0.0) / cutoff
-    width = 2 * (centres[1] - centres[0])
-    offsets = (distance[:, None] - centres) / width
-    gaussians = torch.exp(-0.5 * offsets**2)
+    gaussians, slopes = gaussians_with_slopes(distance, centres)
     return EdgeGeometry(
         distance=distance.to(dtype),
         frames=frames.to(dtype),
@@ -109,7 +120,7 @@ def edge_geometry(edge_vec: Tensor, cutoff: float, centres: Tensor, lmax: int, d
         envelope=envelope.to(dtype),
         envelope_slope=envelope_slope.to(dtype),
         gaussians=gaussians.to(dtype),
-        gaussian_slopes=(gaussians * (-offsets / width)).to(dtype),
+        gaussian_slopes=slopes.to(dtype),
     )
 
 
