@@ -28,7 +28,7 @@ from models import tiny, uma_s
 from records import Row
 from report_stages import as_table
 from step_counts import Count
-from step_marks import ORDER, Marks, Piece, attributed, counted, marked, on_host
+from step_marks import ELSE, ORDER, Marks, Piece, attributed, counted, marked, on_host
 from structures import copper, count_edges
 from timing import gpu_events
 
@@ -37,8 +37,9 @@ from edgewise.weights import Checkpoint
 
 FILE = "stage_table_{stage}.jsonl"
 
-AGREEMENT = 0.01
-"""Largest relative difference of the busy times with marks and without."""
+AGREEMENT = 0.03
+"""Largest relative difference of the busy times with marks and without: between marks a GPU that is held back by its power cools
+down, and was seen to be 1.6 % faster."""
 
 ATTEMPTS = 4
 """A GPU that changes its clock makes times of one profile differ from those of the next."""
@@ -145,8 +146,10 @@ def parts(profile: Profile, counts: Mapping[str, Count], ceilings: Ceilings | No
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, int] = defaultdict(int)
     for item in profile.pieces:
-        times[item.part] += item.milliseconds
-        launches[item.part] += 1
+        # A part that only calls others, which have rows of their own, has moved nothing.
+        part = ELSE if counts.get(item.part) == Count(0) else item.part
+        times[part] += item.milliseconds
+        launches[part] += 1
     unknown = (set(times) | set(counts)) - set(ORDER)
     if unknown:
         message = f"parts without a place in the table: {', '.join(sorted(unknown))}"
@@ -154,7 +157,7 @@ def parts(profile: Profile, counts: Mapping[str, Count], ceilings: Ceilings | No
     for part in ORDER:
         if part in times:
             row: Row = {"part": part, "ms": round(times[part] / repeats, 4), "launches": launches[part] / repeats}
-            if part in counts:
+            if part != ELSE and part in counts:
                 row |= _speed(counts[part], times[part] / repeats / 1000, ceilings)
             yield row
 
