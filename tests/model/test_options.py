@@ -58,11 +58,12 @@ def checkpoint(name: str) -> Checkpoint:
     )
 
 
-def open_variant(name: str, **settings: Any) -> edgewise.Potential:
+def open_variant(name: str, device: str = "cpu", **settings: Any) -> edgewise.Potential:
     settings.setdefault("precision", "float64")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EdgewiseWarning)
-        opened = edgewise.Potential(checkpoint(name), settings=edgewise.InferenceSettings(**settings))
+        chosen = edgewise.InferenceSettings(**settings)
+        opened = edgewise.Potential(checkpoint(name), device=device, settings=chosen)
     return opened.allowing(charge_spin=True, lone_atoms=True)
 
 

@@ -170,7 +170,7 @@ def test_nodes_on_kernels_equal_plain_ones(architecture: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_equal_plain_nodes(name: str) -> None:
-    model = open_variant(name, execution_mode="general", precision="float32")
+    model = open_variant(name, DEVICE, execution_mode="general", precision="float32")
     assert_nodes_agree(model, [model.tasks[0], model.tasks[-1]])
 
 
