@@ -6,7 +6,7 @@
 
 A step of 1000 copper atoms, from positions to forces and stress, is recorded with marks between its parts (`step_marks`) and
 once more without. The profile of the first gives the time of each part, the second says whether the marks have changed
-anything: their busy times must agree within 1 %. Bytes and operations are counted from the tensors (`step_counts`).
+anything: their busy times must agree within 3 %. Bytes and operations are counted from the tensors (`step_counts`).
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class Marks:
         self._set: list[Switch] = []
         self._around = [ELSE]
 
-    def recorded(self, work: Callable[[], Any], device: torch.device, pool: Any = None) -> Recorded[Any]:
+    def recorded(self, work: Callable[[], Any], device: torch.device, workspace: Any = None) -> Recorded[Any]:
         """Make a recording with marks, in place of `Recorded`."""
-        return _Marked(self, work, device, pool)
+        return _Marked(self, work, device, workspace)
 
     def restart(self) -> None:
         """Forget the switches that were set."""
@@ -105,14 +105,14 @@ class Marks:
 class _Marked(Recorded[Any]):
     """A recording that tells which marks it plays."""
 
-    def __init__(self, marks: Marks, work: Callable[[], Any], device: torch.device, pool: Any) -> None:
+    def __init__(self, marks: Marks, work: Callable[[], Any], device: torch.device, workspace: Any) -> None:
         self._marks = marks
 
         def marked() -> Any:
             marks.restart()
             return work()
 
-        super().__init__(marked, device, pool)
+        super().__init__(marked, device, workspace)
         self._switches: list[Switch] = []
 
     def __call__(self) -> Any:

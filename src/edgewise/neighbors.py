@@ -72,7 +72,7 @@ def build_edges(
 
     Args:
         batch: The structures, on the CPU.
-        cutoff: Å, inclusive.
+        cutoff: Å. Whether an edge of just this length is listed is open: it has no weight in any model.
         max_neighbors: Cap on the neighbours of each atom, not strict: with t the squared distance of the first one
             past the cap, all with d^2 <= t + 0.01 Å^2 stay. None or a number below 1 keeps all.
         device: Where to work. None and the CPU take vesin; every other device works itself and keeps the result.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
+
+from edgewise.engine.fused.workspace import Workspace
 
 Result = TypeVar("Result")
 
@@ -23,17 +25,18 @@ class Recorded(Generic[Result]):
         latest: What the last call returned. Once the work is recorded it stays in its place.
     """
 
-    def __init__(self, work: Callable[[], Result], device: torch.device, pool: Any = None) -> None:
+    def __init__(self, work: Callable[[], Result], device: torch.device, workspace: Workspace | None = None) -> None:
         """Take the work.
 
         Args:
             work: The work.
             device: Where its tensors are.
-            pool: A pool of memory to share with other recordings, from `torch.cuda.graph_pool_handle`: never two of them at
-                the same time, and none that has to keep more than what it returns. None for one of its own.
+            workspace: Memory to share with other recordings: never two of them at the same time, and none that has to keep
+                anything there, what it returns included. None for memory of its own.
         """
-        self._work, self._pool = work, pool
+        self._work, self._workspace = work, workspace
         self._can_record = device.type == "cuda"
+        self._n_bytes: int | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.latest: Result | None = None
 
@@ -42,21 +45,29 @@ class Recorded(Generic[Result]):
         """Whether calls replay a recording."""
         return self._graph is not None
 
+    def forget(self) -> None:
+        """Throw the recording away; the next call makes another."""
+        self._graph = None
+
     def __call__(self) -> Result:
         """Do the work."""
         if self._can_record and self._graph is None and self.latest is not None:
             self._record()
-        if self._graph is None:
-            self.latest = self._work()
-        else:
+        if self._graph is not None:
             self._graph.replay()
+        elif self._can_record and self._workspace is not None:
+            self.latest, self._n_bytes = self._workspace.measured(self._work)
+        else:
+            self.latest = self._work()
         assert self.latest is not None
         return self.latest
 
     def _record(self) -> None:
         # What the first call left behind is free for the recording's own memory.
-        self.latest = None
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        self.latest, workspace, graph = None, self._workspace, torch.cuda.CUDAGraph()
+        pool = None if workspace is None or self._n_bytes is None else workspace.pool_for(self, self._n_bytes)
+        with torch.cuda.graph(graph, pool=pool):
+            if workspace is not None:
+                workspace.take()
             self.latest = self._work()
         self._graph = graph

@@ -24,6 +24,7 @@ from edgewise.engine.fused.nodes import AtomPlan, atom_plan
 from edgewise.engine.fused.recorded import Recorded
 from edgewise.engine.fused.step import Step, StepInputs
 from edgewise.engine.fused.weights import StepWeights
+from edgewise.engine.fused.workspace import Workspace
 from edgewise.model.network import Network
 from edgewise.neighbors import CAP_MARGIN, SMALLEST_DISTANCE
 from edgewise.ops import EdgeSegment
@@ -46,7 +47,7 @@ from edgewise.systems import SystemBatch
 Made = TypeVar("Made")
 
 MOST_KEPT = 16
-"""Recordings of steps that are kept; each holds on to its results alone, the rest of its memory is shared."""
+"""Recordings of steps that are kept; they share their memory."""
 
 SMALLEST_ROOM = 128
 """Neighbours of an atom that a first search has room for."""
@@ -104,6 +105,7 @@ class _Atoms:
         place = partial(torch.empty, dtype=torch.float64, pin_memory=device.type == "cuda")
         self._positions, self._cell = place(n_atoms, 3), place(n_systems, 3, 3)
         self.summary, self.values = place(5 + n_systems), place(10 * n_systems + 3 * n_atoms)
+        self.results = torch.empty(self.values.shape, dtype=self.values.dtype, device=device)
         self.at_atoms = self._embedding()
         self._plan: SearchPlan | None = None
         self._loaded: SystemBatch | None = None
@@ -189,7 +191,7 @@ class SystemSteps:
         self._steps: _Kept[Recorded[Tensor]] = _Kept()
         self._latest: WeakKeyDictionary[Recorded[Candidates], tuple[StepWeights, int, int]] = WeakKeyDictionary()
         self._room = SMALLEST_ROOM
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._workspace = Workspace(device)
 
     @property
     def n_recorded(self) -> int:
@@ -289,7 +291,7 @@ class SystemSteps:
         def made() -> Recorded[Tensor]:
             plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
             work = partial(self._work, atoms, search, capacity, weights, plan)
-            return Recorded(work, self._device, self._pool)
+            return Recorded(work, self._device, self._workspace)
 
         return self._steps.of((atoms, search, capacity, weights), made)
 
@@ -320,9 +322,9 @@ class SystemSteps:
         else:
             forces, stress = forces_and_virial(gradient, found.edge_vec, edges.tables, atoms.atom_starts)
         energy = sum_of_systems(output.node_energy.to(torch.float64)[:, None], atoms.atom_starts)
-        values = torch.cat([energy.flatten(), forces.flatten(), stress.flatten()])
-        atoms.values.copy_(values, non_blocking=True)
-        return values
+        torch.cat([energy.flatten(), forces.flatten(), stress.flatten()], out=atoms.results)
+        atoms.values.copy_(atoms.results, non_blocking=True)
+        return atoms.results
 
 
 def _cap(max_neighbors: int | None) -> tuple[int, float] | None:

@@ -1,0 +1,81 @@
+"""Memory that recordings share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from edgewise.engine.fused.recorded import Recorded
+from edgewise.engine.fused.workspace import SPARE, Workspace
+
+MEBIBYTE = 2**20
+
+
+class User:
+    """Counts how often it had to give its memory up."""
+
+    def __init__(self) -> None:
+        self.n_forgotten = 0
+
+    def forget(self) -> None:
+        self.n_forgotten += 1
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Return one whose pools are numbers."""
+    numbers = iter(range(10))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(numbers))
+    return Workspace(torch.device("cpu"))
+
+
+def test_what_fits_shares_a_piece_and_what_does_not_takes_its_place(workspace: Workspace) -> None:
+    users = [User() for _ in range(4)]
+    assert [workspace.pool_for(user, size) for user, size in zip(users, (10, 10, 3, 11), strict=True)] == [0, 0, 0, 1]
+    assert [user.n_forgotten for user in users] == [1, 1, 1, 0]
+    assert workspace.pool_for(users[0], 10) == 1
+    assert workspace.pool_for(User(), 12) == 2
+    assert [user.n_forgotten for user in users] == [2, 1, 1, 1], "who has forgotten is no user any more"
+
+
+def test_work_is_measured_by_what_is_in_use_after_each_operation(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_use() -> Iterator[int]:
+        # Before, at the start, and after each of four operations.
+        yield from (1000, 1000, 1300, 4200, 1200, 1000)
+
+    steps = in_use()
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(steps))
+    result, n_bytes = workspace.measured(lambda: torch.ones(2).add(1).sum().item())
+    assert result == 4.0
+    assert n_bytes == int(3200 * (1 + SPARE))
+
+
+@pytest.mark.gpu
+def test_recordings_take_the_most_that_is_in_use_and_no_more() -> None:
+    device = torch.device("cuda")
+    workspace, out = Workspace(device), torch.zeros((), device=device)
+
+    def work(*sizes: int) -> torch.Tensor:
+        # The first two are given back before the third is asked for, which is larger than each.
+        first, second = (torch.ones(size * MEBIBYTE, dtype=torch.uint8, device=device) for size in sizes[:2])
+        total = first.sum() + second.sum()
+        del first, second
+        return out.copy_(total + torch.ones(sizes[2] * MEBIBYTE, dtype=torch.uint8, device=device).sum())
+
+    def total(*sizes: int) -> int:
+        return sum(sizes) * MEBIBYTE
+
+    small, large = (100, 110, 200), (200, 210, 400)
+    recordings = {sizes: Recorded(lambda sizes=sizes: work(*sizes), device, workspace) for sizes in (small, large)}
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for sizes in (small, small, large, large, small, small, large):
+        assert recordings[sizes]().item() == total(*sizes)
+    assert all(recording.is_recorded for recording in recordings.values())
+    torch.cuda.empty_cache()
+    taken = (torch.cuda.memory_reserved() - before) / MEBIBYTE
+    assert 410 < taken < 480, f"{taken} MiB for at most 410 in use at once"
