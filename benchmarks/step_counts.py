@@ -107,16 +107,15 @@ def gather_rotate(edges: KernelEdges, nodes: Tensor, radial: Tensor, *, result: 
 def gather_rotate_adjoint(
     edges: KernelEdges, gradient: Tensor, nodes: Tensor, radial: Tensor, slope: Tensor, *, result: Tensor
 ) -> Count:
-    """Of two kernels and a sum.
+    """Of two kernels in CUDA C++.
 
-    Gradients, factors and slopes read, of which each kernel needs the half of its end; geometry and nodes read by both; the
-    rows of sources written and read again, in the type of the gradients; tangents of both ends read and written; nodes
-    written. Both ends are rotated, with one order more for the torque, and back.
+    Gradients, factors and slopes read, of which each kernel needs the half of its end; geometry and nodes read by both;
+    tangents of both ends read and written; nodes written, read and written again. Both ends are rotated, with one order more for
+    the torque, and back. In Triton rows of sources are written and read beside, which is not counted.
     """
     tables, shape = edges.tables, edges.shape
-    rows = tables.capacity * nodes[0].numel() * gradient.element_size()
-    moved = size(gradient, radial, slope, tables.ends, tables.by_source) + 2 * size(tables.geometry, nodes) + 2 * rows
-    moved += size(result) + 2 * _tangents(edges)
+    moved = size(gradient, radial, slope, tables.ends, tables.by_source) + 2 * size(tables.geometry, nodes)
+    moved += 3 * size(result) + 2 * _tangents(edges)
     return Count(moved, 2 * (_rotations(edges, shape.mmax + 1) + _rotations(edges, shape.mmax)), float16=False)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.row_format import RowFormat
-from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 
 
@@ -40,9 +39,8 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
     def adjoint() -> list[Tensor]:
         parts = given.empty(problem.N_SLICES, given.n_atoms, n, c, dtype=torch.float32)
         tangents = torch.zeros(2 * (problem.LMAX + 1), given.n_edges, 3, device=given.device)
-        shares = given.empty(given.n_edges, n, c)
-        gather_rotate_adjoint(gradient, nodes, given.edges, radial, slope, given.shape, shares, parts, tangents)
-        return [segment_sum(shares, parts, given.edges, torch.empty_like(nodes)), tangents.sum(0)]
+        inputs = gradient, nodes, given.edges, radial, slope, given.shape
+        return [gather_rotate_adjoint(*inputs, parts, tangents), tangents.sum(0)]
 
     def plain_adjoint(to: torch.dtype) -> tuple[Tensor, Tensor]:
         blocks = [block.to(to) for block in given.split(gradient, 2 * c)]

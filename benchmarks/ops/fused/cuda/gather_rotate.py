@@ -19,7 +19,6 @@ from torch import Tensor
 
 from edgewise.ops.fused.gather_rotate import gather_rotate, gather_rotate_adjoint
 from edgewise.ops.fused.row_format import RowFormat
-from edgewise.ops.fused.segment_sum import segment_sum
 from edgewise.ops.reference import edge_steps
 
 N_SLICES = 1
@@ -43,11 +42,9 @@ def rows(graph: str, row_format: RowFormat, given: problem.FusedProblem | None =
         return [given.values(found[0], 2 * c)]
 
     def adjoint(n_slices: int, *, in_cuda: bool) -> list[Tensor]:
-        shares = given.empty(given.n_edges, n, c)
         parts = given.empty(n_slices, given.n_atoms, n, c, dtype=torch.float32)
         inputs = gradient, nodes, given.edges, radial, slope, given.shape
-        gather_rotate_adjoint(*inputs, shares, parts, tangents.zero_(), in_cuda=in_cuda)
-        return [segment_sum(shares, parts, given.edges, torch.empty_like(nodes)), tangents.sum(0)]
+        return [gather_rotate_adjoint(*inputs, parts, tangents.zero_(), in_cuda=in_cuda), tangents.sum(0)]
 
     exact = nodes.double(), given.order, given.geometry(torch.float64)
     factors = radial.double(), slope.double()

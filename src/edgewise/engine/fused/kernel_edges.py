@@ -28,7 +28,7 @@ from edgewise.ops.fused.radial_hidden import RadialStack, radial_hidden, radial_
 from edgewise.ops.fused.radial_hidden import serves as radial_serves
 from edgewise.ops.fused.rotate_sum import rotate_sum, rotate_sum_adjoint
 from edgewise.ops.fused.row_format import FLOAT32, RowFormat
-from edgewise.ops.fused.segment_sum import segment_sum
+from edgewise.ops.fused.segment_sum import sum_of_slices
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
 from edgewise.ops.fused.so2_linear import SO2Map
 from edgewise.ops.reference import edge_steps
@@ -213,11 +213,8 @@ class KernelEdges(StepEdges):
 
     def gather_rotate_adjoint(self, gradient: Tensor, nodes: Tensor, radial: Tensor, radial_slope: Tensor) -> Tensor:
         """See `StepEdges`."""
-        rows = self._rows(self._n_coefficients * self.shape.channels).unflatten(1, (self._n_coefficients, -1))
-        parts = self._slices(nodes.shape[0])
         inputs = gradient, nodes, self.tables, radial, radial_slope, self.shape
-        gather_rotate_adjoint(*inputs, rows, parts, self._of_ends, in_cuda=self._in_cuda)
-        return segment_sum(rows, parts, self.tables, torch.empty_like(nodes))
+        return gather_rotate_adjoint(*inputs, self._slices(nodes.shape[0]), self._of_ends, in_cuda=self._in_cuda)
 
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
@@ -246,7 +243,7 @@ class KernelEdges(StepEdges):
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
-        return _joined(rotate_sum(features, bias, self.tables, self.shape, nodes, in_cuda=self._in_cuda))
+        return sum_of_slices(rotate_sum(features, bias, self.tables, self.shape, nodes, in_cuda=self._in_cuda))
 
     def rotate_sum_adjoint(self, gradient: Tensor, features: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
@@ -270,7 +267,7 @@ class KernelEdges(StepEdges):
         """See `StepEdges`."""
         nodes = self._slices(self._n_atoms)
         inputs = features, self._no_bias(), self.tables, self.shape, nodes
-        return _joined(rotate_sum(*inputs, embedding=True, in_cuda=self._in_cuda))
+        return sum_of_slices(rotate_sum(*inputs, embedding=True, in_cuda=self._in_cuda))
 
     def embed_adjoint(self, gradient: Tensor, features: Tensor, features_slope: Tensor) -> None:
         """See `StepEdges`."""
@@ -305,11 +302,6 @@ class KernelEdges(StepEdges):
 
     def _no_bias(self) -> Tensor:
         return self._distance.new_zeros((self.shape.lmax + 1) * self.shape.channels)
-
-
-def _joined(slices: Tensor) -> Tensor:
-    """Return the sum of the slices of each atom's edges."""
-    return slices[0] if slices.shape[0] == 1 else slices.sum(0)
 
 
 def _stack(weights: StepWeights) -> RadialStack:

@@ -1,8 +1,8 @@
 """Node -> edge: gather both ends, rotate them into the edge's frame and scale them by the radial factors, and the adjoint.
 
 The formulas are `edge_steps.gather_rotate` and `gather_rotate_adjoint`. With y = D x a rotated end, r its radial factors, g
-the gradient of r y and b = r g: the node gets D^T b, the torque is <b, L_k y>, and dE/dd is <g y, r'>. The share of an
-edge's source is written as a row, and summed by `segment_sum`; that of its target is summed by the program that owns the
+the gradient of r y and b = r g: the node gets D^T b, the torque is <b, L_k y>, and dE/dd is <g y, r'>. In Triton the share of
+an edge's source is written as a row, and summed by `segment_sum`; that of its target is summed by the program that owns the
 atom. Gradients of edges carry the power of two of their target (`EdgeTables.scales`), so that float16 can hold them.
 """
 
@@ -11,6 +11,7 @@ atom. Gradients of edges carry the power of two of their target (`EdgeTables.sca
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +20,9 @@ from edgewise.ops.fused.cuda import gather_rotate as cuda
 from edgewise.ops.fused.layout import coefficient, coupling, highest, radial_factor, rotation, tile_rows
 from edgewise.ops.fused.operands import parts, store_operand
 from edgewise.ops.fused.row_format import RowFormat, format_of
+from edgewise.ops.fused.segment_sum import segment_sum, sum_of_slices
 from edgewise.ops.fused.shapes import EdgeTables, check_rows, tile_constants
+from edgewise.ops.launch import empty
 from edgewise.ops.reference.edges import MessageShape
 
 
@@ -300,12 +303,11 @@ def gather_rotate_adjoint(
     radial: Tensor,
     radial_slope: Tensor,
     shape: MessageShape,
-    rows: Tensor,
     to_nodes: Tensor,
     tangents: Tensor,
     *,
     in_cuda: bool = False,
-) -> None:
+) -> Tensor:
     """Adjoint of `gather_rotate`.
 
     Args:
@@ -315,13 +317,14 @@ def gather_rotate_adjoint(
         radial: As before.
         radial_slope: Derivatives of the factors with respect to the distance, 1/Å.
         shape: As before.
-        rows: [capacity, n_coefficients, channels], receives each source's share times the target's scale, for
-            `segment_sum`.
-        to_nodes: [n_slices, n_atoms, n_coefficients, channels] float32, receives the targets' shares; the edges of an atom
-            are cut into slices, so that few atoms keep a GPU busy.
+        to_nodes: [n_slices, n_atoms, n_coefficients, channels] float32, is written to: the edges of an atom are cut into slices,
+            so that few atoms keep a GPU busy.
         tangents: [2 (lmax + 1), capacity, 3] float32, added to: (T_x, T_z, dE/dd) by end and degree. Kernels that do several
             degrees at once add to the place of the first.
         in_cuda: As before.
+
+    Returns:
+        [n_atoms, n_coefficients, channels] float32, the gradient of the nodes.
 
     Raises:
         ValueError: Tensors that do not fit together, or with `in_cuda` what there are no such kernels for.
@@ -333,13 +336,14 @@ def gather_rotate_adjoint(
         check_rows(name, tensor, edges.capacity, constants["FACTORS"] * 2 * channels)
     check_rows("gradient", gradient, edges.capacity, constants["COEFFICIENTS"] * 2 * channels)
     check_rows("nodes", nodes.flatten(1), n_atoms, n_coefficients * channels)
-    check_rows("rows", rows.flatten(1), edges.capacity, n_coefficients * channels)
     check_rows("to_nodes", to_nodes.flatten(2).flatten(0, 1), to_nodes.shape[0] * n_atoms, n_coefficients * channels)
     check_rows("tangents", tangents.flatten(0, 1), 2 * (shape.lmax + 1) * edges.capacity, 3)
     if in_cuda:
-        cuda.gather_rotate_adjoint(gradient, nodes, edges, radial, radial_slope, shape, rows, to_nodes, tangents)
-        return
+        cuda.gather_rotate_adjoint(gradient, nodes, edges, radial, radial_slope, shape, to_nodes, tangents)
+        return sum_of_slices(to_nodes)
     inputs = (edges.geometry, radial, radial_slope, gradient)
+    # Each source's share, times the target's scale.
+    rows = empty(gradient, edges.capacity, n_coefficients, channels)
     if edges.capacity:
         _gather_rotate_to_source[(edges.capacity, shape.lmax + 1)](
             nodes, edges.ends, edges.scales, *inputs, rows, tangents, edges.n_live, edges.capacity, **constants
@@ -349,3 +353,4 @@ def gather_rotate_adjoint(
             nodes, edges.target_starts, edges.scales, *inputs, to_nodes, tangents, edges.capacity, n_atoms,
             SLICES=to_nodes.shape[0], **constants,
         )  # fmt: skip
+    return segment_sum(rows, to_nodes, edges, torch.empty_like(nodes))

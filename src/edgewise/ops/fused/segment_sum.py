@@ -67,3 +67,8 @@ def segment_sum(rows: Tensor, parts: Tensor, edges: EdgeTables, out: Tensor) -> 
             num_warps=warps(channels),
         )  # fmt: skip
     return out
+
+
+def sum_of_slices(parts: Tensor) -> Tensor:
+    """Return the sum of the slices [n_slices, n_atoms, n_coefficients, channels] of each atom's edges."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0)

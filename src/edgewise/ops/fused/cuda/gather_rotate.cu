@@ -40,11 +40,12 @@ gather_rotate(const float* __restrict__ nodes, const int* __restrict__ ends, con
   }
 }
 
-// Adds this lane's share of torque and slope; gives `finish` the rotation and b, of which it makes the node's share D^T b.
-template <int DEGREE, class Finish>
+// Adds this lane's share of torque and slope, and to the total of a group's degrees D^T b, the node's share. Gradients are
+// multiplied by a factor first.
+template <int DEGREE, int BEFORE, int ROWS>
 __device__ __forceinline__ void adjoint_degree(const float* x, const float* geometry, const row_t* radial,
-                                               const row_t* radial_slope, const row_t* gradient, Tangents& tangents,
-                                               const Finish& finish) {
+                                               const row_t* radial_slope, const row_t* gradient, float scale,
+                                               Tangents& tangents, Vector (&total)[ROWS]) {
   constexpr int KEPT = least(DEGREE, MMAX), TOP = HIGHEST[DEGREE];
   const Rotation<DEGREE> rotation(geometry);
   Vector y[2 * TOP + 1], b[2 * KEPT + 1];
@@ -56,65 +57,104 @@ __device__ __forceinline__ void adjoint_degree(const float* x, const float* geom
   for_each<0, KEPT + 1>([&](auto order) {
     constexpr int m = order, place = radial_factor<DEGREE, m> * (2 * CHANNELS);
     const Vector factor = load_row(radial + place), factor_slope = load_row(radial_slope + place);
-    const Vector plus = load_row(gradient + coefficient<DEGREE, m> * (2 * CHANNELS));
+    const Vector plus = scale * load_row(gradient + coefficient<DEGREE, m> * (2 * CHANNELS));
     b[KEPT + m] = factor * plus;
     Vector along = plus * y[TOP + m];
     if constexpr (m > 0) {
-      const Vector minus = load_row(gradient + coefficient<DEGREE, -m> * (2 * CHANNELS));
+      const Vector minus = scale * load_row(gradient + coefficient<DEGREE, -m> * (2 * CHANNELS));
       b[KEPT - m] = factor * minus;
       along = along + minus * y[TOP - m];
     }
     tangents.slope += dot(along, factor_slope);
   });
   tangents.add_torque<DEGREE, KEPT, TOP>(b, y);
-  finish(rotation, b);
+  rotation.template add_out_of_frame<KEPT, BEFORE>(total, b);
 }
 
-template <int DEGREE, int N_ORDERS>
-__device__ __forceinline__ void store_share(row_t* rows, const Rotation<DEGREE>& rotation, const Vector (&b)[N_ORDERS]) {
-  for_each<0, 2 * DEGREE + 1>([&](auto column) {
-    constexpr int place = (DEGREE * DEGREE + column) * CHANNELS;
-    store_row(rows + place, rotation.template out_of_frame<N_ORDERS / 2, column>(b));
-  });
-}
+constexpr int SOURCE = 0, TARGET = 1;
 
-template <int BEFORE, int ROWS, int DEGREE, int N_ORDERS>
-__device__ __forceinline__ void add_share(Vector (&total)[ROWS], const Rotation<DEGREE>& rotation,
-                                          const Vector (&b)[N_ORDERS]) {
-  rotation.template add_out_of_frame<N_ORDERS / 2, BEFORE>(total, b);
-}
+// Edges that a block looks up at once, 8 bytes for each.
+constexpr int LOOKED_UP = 2 * SHARED;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gather_rotate_to_source(const float* __restrict__ nodes, const int* __restrict__ ends, const float* __restrict__ scales,
-                        const float* __restrict__ geometry, const row_t* __restrict__ radial,
-                        const row_t* __restrict__ radial_slope, const row_t* __restrict__ gradient,
-                        row_t* __restrict__ rows, float* __restrict__ tangents, const int* __restrict__ n_live,
-                        int n_edges) {
-  const int lane = threadIdx.x % LANES;
-  const long long edge = blockIdx.x * static_cast<long long>(WARPS) + threadIdx.x / LANES;
-  const bool within = edge < n_edges;
-  const long long atom = within ? ends[edge] : 0;
-  const int target = within ? ends[n_edges + edge] : 0;
-  if (edge >= *n_live) return;
+// A block sums the shares of one end of an atom's edges: those out of it come in the order of their sources, which is in
+// `order`, those into it as they stand. What the kernel of the sources has stored is added to the targets' sum.
+template <int END>
+__device__ __forceinline__ void gather_rotate_to_nodes(const float* nodes, const int* targets, const int* order,
+                                                       const int* starts, const float* scales, const float* geometry,
+                                                       const row_t* radial, const row_t* radial_slope,
+                                                       const row_t* gradient, float* to_nodes, float* tangents, int n_edges,
+                                                       int n_atoms) {
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, atom = blockIdx.x;
+  __shared__ float4 others[SHARED];
+  const Slice slice = slice_of_edges(starts, atom);
+  // Powers of two, so that it does not matter when they are taken out.
+  const float of_atom = END == TARGET ? 1.f / scales[atom] : 1.f;
   for_each<0, GROUPS>([&](auto group) {
     if (blockIdx.y == group) {
-      float* own = tangents + (Group<group>::FIRST * static_cast<long long>(n_edges) + edge) * 3;
-      const float before = lane < 3 ? own[lane] : 0.f, unscaled = 1.f / scales[target];
-      Tangents found;
-      for (int channel = lane * LANE_CHANNELS; channel < CHANNELS; channel += WARP_CHANNELS) {
-        const float* x = nodes + atom * (N_COEFFICIENTS * CHANNELS) + channel;
-        const long long factors = edge * (FACTORS * 2 * CHANNELS) + channel;
-        const row_t* g = gradient + edge * (COEFFICIENTS * 2 * CHANNELS) + channel;
-        row_t* to_source = rows + edge * (N_COEFFICIENTS * CHANNELS) + channel;
-        for_each<Group<group>::FIRST, Group<group>::END>([&](auto degree) {
-          adjoint_degree<degree>(x, geometry + edge * GEOMETRY, radial + factors, radial_slope + factors, g, found,
-                                 [&](auto& rotation, auto& b) { store_share(to_source, rotation, b); });
-        });
+      using Own = Group<group>;
+      for (int first = 0; first < CHANNELS; first += WARP_CHANNELS) {
+        const int channel = first + lane * LANE_CHANNELS, column = END * CHANNELS + channel;
+        const bool active = WHOLE_WARPS || channel < CHANNELS;
+        const float* x = nodes + atom * static_cast<long long>(N_COEFFICIENTS * CHANNELS) + channel;
+        Vector total[Own::ROWS] = {};
+        const auto do_edge = [&](long long edge, float scale) {
+          float* own = tangents + ((END * (LMAX + 1) + Own::FIRST) * static_cast<long long>(n_edges) + edge) * 3;
+          const float before = lane < 3 ? own[lane] : 0.f;
+          Tangents found;
+          if (active) {
+            const long long factors = edge * (FACTORS * 2 * CHANNELS) + column;
+            const row_t* g = gradient + edge * (COEFFICIENTS * 2 * CHANNELS) + column;
+            for_each<Own::FIRST, Own::END>([&](auto degree) {
+              adjoint_degree<degree, Own::BEFORE>(x, geometry + edge * GEOMETRY, radial + factors, radial_slope + factors, g,
+                                                  scale, found, total);
+            });
+          }
+          found.sum_lanes();
+          found.add_to(own, before, of_atom, lane);
+        };
+        if constexpr (END == TARGET) {
+          for (long long edge = slice.begin + warp; edge < slice.end; edge += WARPS) do_edge(edge, 1.f);
+        } else {
+          // Which edges they are is looked up together, so that warps seldom wait for the number of their next edge.
+          uint2* looked_up = reinterpret_cast<uint2*>(others);
+          const int n = static_cast<int>(slice.end - slice.begin);
+          const auto look_up = [&](int number) {
+            const int edge = order[slice.begin + number];
+            return uint2{static_cast<unsigned int>(edge), bits_of(1.f / scales[targets[edge]])};
+          };
+          for (int number = threadIdx.x; number < least(n, LOOKED_UP); number += THREADS) looked_up[number] = look_up(number);
+          __syncthreads();
+#pragma unroll 1
+          for (int number = warp; number < n; number += WARPS) {
+            const uint2 edge = number < LOOKED_UP ? looked_up[number] : look_up(number);
+            do_edge(edge.x, of_bits(edge.y));
+          }
+          __syncthreads();
+        }
+        sum_warps(total, others, warp, lane);
+        if (warp == 0 && active) {
+          const long long place = (blockIdx.z * static_cast<long long>(n_atoms) + atom) * N_COEFFICIENTS + Own::BEFORE;
+          float* out = to_nodes + place * CHANNELS + channel;
+          if constexpr (END == TARGET) {
+            add_nodes(out, total, of_atom);
+          } else {
+            store_nodes(out, total, of_atom);
+          }
+        }
       }
-      found.sum_lanes();
-      found.add_to(own, before, unscaled, lane);
     }
   });
+}
+
+// One block less than the others have room for: what it takes to look edges up does not fit into the registers of four.
+extern "C" __global__ void __launch_bounds__(THREADS, least(BLOCKS, 3))
+gather_rotate_to_source(const float* __restrict__ nodes, const int* __restrict__ ends, const int* __restrict__ order,
+                        const int* __restrict__ starts, const float* __restrict__ scales, const float* __restrict__ geometry,
+                        const row_t* __restrict__ radial, const row_t* __restrict__ radial_slope,
+                        const row_t* __restrict__ gradient, float* __restrict__ to_nodes, float* __restrict__ tangents,
+                        int n_edges, int n_atoms) {
+  gather_rotate_to_nodes<SOURCE>(nodes, ends + n_edges, order, starts, scales, geometry, radial, radial_slope, gradient,
+                                 to_nodes, tangents, n_edges, n_atoms);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -123,40 +163,6 @@ gather_rotate_to_target(const float* __restrict__ nodes, const int* __restrict__
                         const row_t* __restrict__ radial, const row_t* __restrict__ radial_slope,
                         const row_t* __restrict__ gradient, float* __restrict__ to_nodes, float* __restrict__ tangents,
                         int n_edges, int n_atoms) {
-  const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, atom = blockIdx.x;
-  __shared__ float4 others[SHARED];
-  const Slice slice = slice_of_edges(starts, atom);
-  const float unscaled = 1.f / scales[atom];
-  for_each<0, GROUPS>([&](auto group) {
-    if (blockIdx.y == group) {
-      using Own = Group<group>;
-      for (int first = 0; first < CHANNELS; first += WARP_CHANNELS) {
-        const int channel = first + lane * LANE_CHANNELS;
-        const bool active = WHOLE_WARPS || channel < CHANNELS;
-        const float* x = nodes + atom * static_cast<long long>(N_COEFFICIENTS * CHANNELS) + channel;
-        Vector total[Own::ROWS] = {};
-        for (long long edge = slice.begin + warp; edge < slice.end; edge += WARPS) {
-          float* own = tangents + ((LMAX + 1 + Own::FIRST) * static_cast<long long>(n_edges) + edge) * 3;
-          const float before = lane < 3 ? own[lane] : 0.f;
-          Tangents found;
-          if (active) {
-            const long long factors = edge * (FACTORS * 2 * CHANNELS) + CHANNELS + channel;
-            const row_t* g = gradient + edge * (COEFFICIENTS * 2 * CHANNELS) + CHANNELS + channel;
-            for_each<Own::FIRST, Own::END>([&](auto degree) {
-              adjoint_degree<degree>(
-                  x, geometry + edge * GEOMETRY, radial + factors, radial_slope + factors, g, found,
-                  [&](auto& rotation, auto& b) { add_share<Own::BEFORE>(total, rotation, b); });
-            });
-          }
-          found.sum_lanes();
-          found.add_to(own, before, unscaled, lane);
-        }
-        sum_warps(total, others, warp, lane);
-        if (warp == 0 && active) {
-          const long long place = (blockIdx.z * static_cast<long long>(n_atoms) + atom) * N_COEFFICIENTS + Own::BEFORE;
-          store_nodes(to_nodes + place * CHANNELS + channel, total, unscaled);
-        }
-      }
-    }
-  });
+  gather_rotate_to_nodes<TARGET>(nodes, nullptr, nullptr, starts, scales, geometry, radial, radial_slope, gradient, to_nodes,
+                                 tangents, n_edges, n_atoms);
 }

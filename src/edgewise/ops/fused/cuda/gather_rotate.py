@@ -1,8 +1,8 @@
 """Node -> edge in CUDA C++, and the adjoint: the launches that `edgewise.ops.fused.gather_rotate` makes where it is asked to.
 
 Arguments are what the functions there take and have checked; here stand the checks that these kernels alone need. A warp does one
-end of an edge, four channels a lane, with the rotation in its registers; the targets' shares are summed by a block for each
-atom, whose warps take its edges in turn.
+end of an edge, four channels a lane, with the rotation in its registers. In the adjoint the shares of either end are summed by a
+block for each atom, whose warps take its edges in turn, so that no share is ever stored; those of sources are float32 to the end.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ def gather_rotate_adjoint(
     radial: Tensor,
     radial_slope: Tensor,
     shape: MessageShape,
-    rows: Tensor,
     to_nodes: Tensor,
     tangents: Tensor,
 ) -> None:
-    """Launch the kernels of both ends; one slice of targets keeps a GPU busy from some 500 atoms on.
+    """Launch the kernels of both ends; one slice of an atom's edges keeps a GPU busy from some 500 atoms on.
 
     Raises:
         ValueError: A shape, format or place that there are no kernels for.
@@ -56,15 +55,24 @@ def gather_rotate_adjoint(
     check_types(
         shape,
         given.row_format,
-        {"gradient": gradient, "radial": radial, "radial_slope": radial_slope, "rows": rows},
+        {"gradient": gradient, "radial": radial, "radial_slope": radial_slope},
         {"nodes": nodes, "geometry": edges.geometry, "to_nodes": to_nodes, "tangents": tangents},
     )
-    inputs = edges.geometry, radial, radial_slope, gradient
-    if edges.capacity:
-        grid = -(-edges.capacity // WARPS), given.n_groups, 1
-        arguments = (nodes, edges.ends, edges.scales, *inputs, rows, tangents, edges.n_live, edges.capacity)
-        launch(FILE, "gather_rotate_to_source", given, grid, arguments)
     if n_atoms:
-        grid = n_atoms, given.n_groups, to_nodes.shape[0]
-        arguments = (nodes, edges.target_starts, edges.scales, *inputs, to_nodes, tangents, edges.capacity, n_atoms)
-        launch(FILE, "gather_rotate_to_target", given, grid, arguments)
+        inputs = (
+            edges.scales,
+            edges.geometry,
+            radial,
+            radial_slope,
+            gradient,
+            to_nodes,
+            tangents,
+            edges.capacity,
+            n_atoms,
+        )
+        grid, of_sources = (
+            (n_atoms, given.n_groups, to_nodes.shape[0]),
+            (edges.ends, edges.by_source, edges.source_starts),
+        )
+        launch(FILE, "gather_rotate_to_source", given, grid, (nodes, *of_sources, *inputs))
+        launch(FILE, "gather_rotate_to_target", given, grid, (nodes, edges.target_starts, *inputs))

@@ -186,3 +186,12 @@ __device__ __forceinline__ void store_nodes(float* nodes, const Vector (&total)[
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) *reinterpret_cast<float4*>(nodes + row * CHANNELS) = (factor * total[row]).of;
 }
+
+template <int ROWS>
+__device__ __forceinline__ void add_nodes(float* nodes, const Vector (&total)[ROWS], float factor) {
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    float4* place = reinterpret_cast<float4*>(nodes + row * CHANNELS);
+    *place = (Vector{*place} + factor * total[row]).of;
+  }
+}
