@@ -119,9 +119,16 @@ def gather_rotate_adjoint(
     return Count(moved, 2 * (_rotations(edges, shape.mmax + 1) + _rotations(edges, shape.mmax)), float16=False)
 
 
-def products(rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment], *, result: Tensor) -> Count:
+def products(
+    rows: Tensor,
+    maps: Sequence[SO2Map],
+    segments: Sequence[EdgeSegment],
+    *,
+    result: Tensor,
+    out: Tensor | None = None,
+) -> Count:
     """Rows and matrices read, rows written; for each order n_in n_out products an edge, in "split" three of each."""
-    del segments
+    del segments, out
     row_format = maps[0].row_format
     times = PARTS if row_format.name == "split" else 1
     each = sum(block.numel() // row_format.parts for block in maps[0].blocks)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edgewise.engine.fused.scratch import Piece
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
@@ -43,6 +44,19 @@ class StepEdges(ABC):
     @abstractmethod
     def begin(self) -> None:
         """Forget what earlier adjoints have added to the tangents."""
+
+    def room(self, piece: Piece, n_columns: int, row_format: RowFormat) -> Tensor | None:
+        """Return memory for results that are read before the piece is written again (`scratch`).
+
+        Args:
+            piece: Where.
+            n_columns: Values of a row.
+            row_format: The format that they are results of.
+
+        Returns:
+            [n_edges, n_columns]; None where results take memory of their own.
+        """
+        del piece, n_columns, row_format
 
     @abstractmethod
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgewise.engine.fused.edges import Hidden, StepEdges, hidden_of_run, plain_hidden
+from edgewise.engine.fused.scratch import Piece, Scratch
 from edgewise.engine.fused.weights import RadialWeights, StepWeights
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
@@ -86,6 +87,7 @@ class KernelEdges(StepEdges):
         self._gates_in_products = gated_products.missing(shape, row_format, tables.ends.device) is None
         wanted = BLOCKS_WANTED if self._in_cuda else PROGRAMS_WANTED
         self._n_slices = min(MOST_SLICES, max(1, wanted // max(1, self._n_atoms)))
+        self._scratch = Scratch(_bytes_of_rows(shape, row_format, tables.capacity), tables.ends.device)
         n_tasks = shape.lmax + 1
         # What both ends of gather_rotate and its counterpart own: a place for each task, so that nothing is added twice. `begin`
         # sets them to zero.
@@ -159,6 +161,10 @@ class KernelEdges(StepEdges):
         self._of_ends.zero_()
         self._of_sums.zero_()
 
+    def room(self, piece: Piece, n_columns: int, row_format: RowFormat) -> Tensor:
+        """See `StepEdges`."""
+        return self._scratch.rows(piece, (self.tables.capacity, n_columns), row_format.results)
+
     def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
         """See `StepEdges`; in plain PyTorch where the kernels do not serve the sizes."""
         width, n_basis = weights.degree.basis.shape
@@ -206,7 +212,8 @@ class KernelEdges(StepEdges):
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""
-        out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels)
+        n_values = n_edge_coefficients(self.shape.lmax, self.shape.mmax) * 2 * self.shape.channels
+        out = self._operands(Piece.ROWS, n_values)
         return gather_rotate(
             nodes, self.tables, radial, self.shape, out, row_format=self.row_format, in_cuda=self._in_cuda
         )
@@ -218,7 +225,7 @@ class KernelEdges(StepEdges):
 
     def gate(self, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        out = self._operands(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
+        out = self._operands(Piece.OPERANDS, n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
         return gate(before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
     def gates_in_products(self, segments: Sequence[EdgeSegment]) -> bool:
@@ -237,7 +244,7 @@ class KernelEdges(StepEdges):
 
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:
         """See `StepEdges`."""
-        out = self._operands(before.shape[1])
+        out = self._operands(Piece.OPERANDS, before.shape[1])
         return gate_adjoint(gradient, before, bias, self.tables, self.shape, out, row_format=self.row_format)
 
     def rotate_sum(self, features: Tensor, bias: Tensor) -> Tensor:
@@ -249,7 +256,7 @@ class KernelEdges(StepEdges):
         """See `StepEdges`. The gradients carry a power of two for each target until `gather_rotate_adjoint`."""
         if self.row_format.operands == torch.float16:
             self.tables = replace(self.tables, scales=gradient_scales(gradient.contiguous()))
-        out = self._operands(features.shape[1])
+        out = self._operands(Piece.OPERANDS, features.shape[1])
         rotate_sum_adjoint(
             gradient.contiguous(),
             features,
@@ -292,9 +299,9 @@ class KernelEdges(StepEdges):
         shape, dtype = (self.tables.capacity, width), self.row_format.results
         return torch.empty(shape, dtype=dtype, device=self.tables.ends.device)
 
-    def _operands(self, n_values: int) -> Tensor:
-        shape, dtype = (self.tables.capacity, self.row_format.parts * n_values), self.row_format.operands
-        return torch.empty(shape, dtype=dtype, device=self.tables.ends.device)
+    def _operands(self, piece: Piece, n_values: int) -> Tensor:
+        shape = self.tables.capacity, self.row_format.parts * n_values
+        return self._scratch.rows(piece, shape, self.row_format.operands)
 
     def _slices(self, n_atoms: int) -> Tensor:
         shape = self._n_slices, n_atoms, self._n_coefficients, self.shape.channels
@@ -302,6 +309,21 @@ class KernelEdges(StepEdges):
 
     def _no_bias(self) -> Tensor:
         return self._distance.new_zeros((self.shape.lmax + 1) * self.shape.channels)
+
+
+def _bytes_of_rows(shape: MessageShape, row_format: RowFormat, capacity: int) -> dict[Piece, int]:
+    """Return how large the largest rows in each piece of memory are."""
+    n_coefficients, n_degrees = n_edge_coefficients(shape.lmax, shape.mmax), shape.lmax + 1
+    operand, result = row_format.parts * row_format.operands.itemsize, row_format.results.itemsize
+    in_embedding = row_format.of_embedding.results.itemsize
+    factors = max(result * 2 * shape.channels * sum(shape.sizes), in_embedding * n_degrees * shape.channels)
+    of_maps = max(n_coefficients * shape.channels, (shape.lmax + n_coefficients) * shape.hidden)
+    products = max(2 * n_coefficients * shape.channels, n_coefficients * shape.hidden)
+    return {
+        Piece.FACTORS: capacity * factors,
+        Piece.ROWS: capacity * max(operand, result) * products,
+        Piece.OPERANDS: capacity * max(factors, operand * of_maps),
+    }
 
 
 def _stack(weights: StepWeights) -> RadialStack:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from edgewise.engine.fused.edges import Hidden, PlainEdges, StepEdges
 from edgewise.engine.fused.nodes import AtomPlan, StepNodes, atom_plan, energy_weights
+from edgewise.engine.fused.scratch import Piece
 from edgewise.engine.fused.weights import BlockWeights, RadialWeights, StepWeights
 from edgewise.model.edge_inputs import segments_of
 from edgewise.model.network import Network, NetworkOutput
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
-from edgewise.ops.fused.so2_linear import so2_linear, so2_linear_adjoint
+from edgewise.ops.fused.so2_linear import SO2Map, so2_linear, so2_linear_adjoint
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry
 from edgewise.ops.reference.feed_forward import FeedForwardWeights
@@ -203,11 +204,13 @@ class Step:
     def _last_layer(self, x: Tensor, weights: Sequence[RadialWeights], inputs: StepInputs, *, bias: bool) -> Tensor:
         """Apply the last layer of a radial network to values, or without the bias to slopes."""
 
-        def evaluate(own: RadialWeights, rows: slice) -> Tensor:
-            return own.row_format.last_layer(x[rows], own.last, own.last_bias if bias else None)
+        def evaluate(own: RadialWeights, rows: slice, out: Tensor | None = None) -> Tensor:
+            return own.row_format.last_layer(x[rows], own.last, own.last_bias if bias else None, out)
 
         if len(weights) == 1:
-            return evaluate(weights[0], slice(None))
+            piece = Piece.FACTORS if bias else Piece.OPERANDS
+            room = inputs.edges.room(piece, weights[0].last.shape[0], weights[0].row_format)
+            return evaluate(weights[0], slice(None), room)
         return torch.cat(_by_segment(inputs.segments, weights, evaluate))
 
     def _radial_weights(self, weights: Sequence[BlockWeights]) -> list[RadialWeights]:
@@ -237,15 +240,19 @@ class Step:
         to_h = self._nodes.feed_forward_adjoint(kept.h, *self._networks(weights, inputs), gradient, kept.of_network)
         gradient = self._nodes.norm_adjoint(kept.between, weights[0].norm_2, to_h, gradient)
         rows = edges.rotate_sum_adjoint(gradient, kept.rows.pop(), weights[0].conv_2.bias)
-        rows = so2_linear_adjoint(rows, [item.conv_2 for item in weights], inputs.segments)
+        rows = self._products_adjoint(rows, [item.conv_2 for item in weights], inputs)
         rows = edges.gate_adjoint(rows, kept.rows.pop(), weights[0].conv_1.bias)
-        rows = so2_linear_adjoint(rows, [item.conv_1 for item in weights], inputs.segments)
+        rows = self._products_adjoint(rows, [item.conv_1 for item in weights], inputs)
         networks, radial = self._radial_weights(weights), kept.radial
         if radial is None:
             radial = self._last_layer(networks[0].row_format.rounded(kept.hidden[0]), networks, inputs, bias=True)
         radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
         to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, radial, radial_slope)
         return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)
+
+    def _products_adjoint(self, rows: Tensor, maps: Sequence[SO2Map], inputs: StepInputs) -> Tensor:
+        room = inputs.edges.room(Piece.ROWS, maps[0].n_inputs, maps[0].row_format)
+        return so2_linear_adjoint(rows, maps, inputs.segments, out=room)
 
     def _networks(
         self, weights: Sequence[BlockWeights], inputs: StepInputs

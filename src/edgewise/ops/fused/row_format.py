@@ -140,27 +140,29 @@ class RowFormat:
         made = self.matrix(matrix)
         return torch.cat([made, made], dim=1) if self.name in ("float16", "tf32") else made
 
-    def last_layer(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    def last_layer(self, x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """Apply the last layer of a radial network.
 
         Args:
             x: [n_rows, columns], made by `hidden`.
             matrix: [n_out, columns], made by `last_matrix`.
             bias: [n_out] in the type of results, for values; None for slopes. In "split" the input itself decides.
+            out: Where to; None for new memory.
 
         Returns:
-            [n_rows, n_out].
+            [n_rows, n_out], in the type of results.
         """
-        if self.name == "split":
+        if out is None:
             out = torch.empty(x.shape[0], matrix.shape[0], dtype=self.results, device=x.device)
+        if self.name == "split":
             if x.is_cuda:
                 return torch.addmm(out, x, matrix.T, out_dtype=torch.float32, beta=0, alpha=1 / MATRIX_SCALE, out=out)
             return torch.mm(x.float(), matrix.float().T, out=out).div_(MATRIX_SCALE)
         if self.name == "tf32":
             with _tf32_products():
-                return functional.linear(x, matrix, bias)
+                return _linear(x, matrix, bias, out)
         # The matrix has columns for two parts, and x may have one.
-        return functional.linear(x, matrix[:, : x.shape[1]], bias)
+        return _linear(x, matrix[:, : x.shape[1]], bias, out)
 
 
 FLOAT16 = RowFormat("float16", torch.float16, torch.float16)
@@ -212,6 +214,10 @@ def to_tf32(x: Tensor) -> Tensor:
     rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
     # Adding to the bits of a NaN may make a number of it.
     return torch.where(x.isnan(), x, rounded)
+
+
+def _linear(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    return torch.mm(x, matrix.T, out=out) if bias is None else torch.addmm(bias, x, matrix.T, out=out)
 
 
 def _split_product(rows: Tensor, matrix: Tensor, out: Tensor) -> None:

@@ -32,6 +32,11 @@ class SO2Map:
     bias: Tensor
     row_format: RowFormat
 
+    @property
+    def n_inputs(self) -> int:
+        """Number of values of a row that the map is applied to."""
+        return sum(matrix.shape[0] for matrix in self.transposed)
+
 
 def so2_map(weights: SO2Weights, row_format: RowFormat) -> SO2Map:
     """Lay out the weights of a map for rows of a format, rounded to nearest."""
@@ -53,19 +58,33 @@ def so2_linear(rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegm
     return _products(rows, [item.blocks for item in maps], segments, maps[0].row_format)
 
 
-def so2_linear_adjoint(gradient: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
-    """Return the gradient [n_rows, sum of n_in] of the rows for the gradient [n_rows, sum of n_out] of the results.
+def so2_linear_adjoint(
+    gradient: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment], *, out: Tensor | None = None
+) -> Tensor:
+    """Return the gradient of the rows for that of the results.
 
-    The gradient that is given is an operand, in the parts of the format; the one that is returned is a result.
+    Args:
+        gradient: [n_rows, sum of n_out], an operand, in the parts of the format.
+        maps: As before.
+        segments: As before.
+        out: Where to; None for new memory.
+
+    Returns:
+        [n_rows, sum of n_in], in the format's type of results.
     """
-    return _products(gradient, [item.transposed for item in maps], segments, maps[0].row_format)
+    return _products(gradient, [item.transposed for item in maps], segments, maps[0].row_format, out)
 
 
 def _products(
-    rows: Tensor, matrices: Sequence[tuple[Tensor, ...]], segments: Sequence[EdgeSegment], row_format: RowFormat
+    rows: Tensor,
+    matrices: Sequence[tuple[Tensor, ...]],
+    segments: Sequence[EdgeSegment],
+    row_format: RowFormat,
+    out: Tensor | None = None,
 ) -> Tensor:
-    n_out = sum(item.shape[0] for item in matrices[0])
-    out = torch.empty(rows.shape[0], n_out, dtype=row_format.results, device=rows.device)
+    if out is None:
+        n_out = sum(item.shape[0] for item in matrices[0])
+        out = torch.empty(rows.shape[0], n_out, dtype=row_format.results, device=rows.device)
     for segment in segments:
         run = slice(None) if len(segments) == 1 else slice(segment.start, segment.stop)
         for columns_in, columns_out, matrix in _columns(matrices[segment.weights]):
