@@ -67,7 +67,5 @@ class Recorded(Generic[Result]):
         self.latest, workspace, graph = None, self._workspace, torch.cuda.CUDAGraph()
         pool = None if workspace is None or self._n_bytes is None else workspace.pool_for(self, self._n_bytes)
         with torch.cuda.graph(graph, pool=pool):
-            if workspace is not None:
-                workspace.take()
             self.latest = self._work()
         self._graph = graph

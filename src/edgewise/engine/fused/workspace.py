@@ -1,4 +1,4 @@
-"""Memory that recordings share, taken in one piece."""
+"""Memory that recordings share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Result = TypeVar("Result")
 
-SPARE = 1 / 32
-"""Share that is taken above the most that was in use at once, since what is free in between comes in pieces."""
-
 
 class Recording(Protocol):
     """What uses the memory."""
@@ -23,11 +20,10 @@ class Recording(Protocol):
 
 
 class Workspace:
-    """One piece of memory for work that is never done at the same time.
+    """Memory for work that is never done at the same time.
 
-    Left to itself, the allocator takes a piece of the device for each size that the first work asks for, and later sizes do not
-    fit into them. So the first act of a recording is to ask for everything at once, and to give it back: all that it asks
-    for afterwards is cut from that piece.
+    What small work has taken does not serve larger work, since its pieces are too small, and would stay beside that of the larger.
+    So recordings that need less than one that comes later are thrown away then, and made again in its memory, where they fit.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,18 +37,19 @@ class Workspace:
         """Do some work.
 
         Returns:
-            What it returns, and how many bytes to ask for when it is recorded.
+            What it returns, and the most bytes that it had in use at once.
         """
         before = torch.cuda.memory_allocated(self._device)
         with _MostInUse(self._device) as seen:
             result = work()
-        return result, int((seen.most - before) * (1 + SPARE))
+        return result, seen.most - before
 
     def pool_for(self, recording: Recording, n_bytes: int) -> Any:
         """Return the pool for a recording.
 
-        Where the piece is too small, those who use it have to forget what they recorded: a larger one takes its place, so
-        that there is never more than one.
+        Args:
+            recording: What records.
+            n_bytes: What `measured` has returned for its work.
         """
         if self._pool is None or n_bytes > self._n_bytes:
             for user in list(self._users):
@@ -61,10 +58,6 @@ class Workspace:
             self._pool, self._n_bytes = torch.cuda.graph_pool_handle(), n_bytes
         self._users.add(recording)
         return self._pool
-
-    def take(self) -> None:
-        """Ask for everything at once; the first act of a recording."""
-        torch.empty(self._n_bytes, dtype=torch.uint8, device=self._device)
 
 
 class _MostInUse(TorchDispatchMode):
