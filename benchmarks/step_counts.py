@@ -149,8 +149,10 @@ def gate_and_multiply(
     segments: Sequence[EdgeSegment],
     *,
     result: Tensor,
+    out: Tensor | None = None,
 ) -> Count:
     """Rows before the gate and matrices read, rows behind the products written; nothing where these are two steps."""
+    del out
     if not edges.gates_in_products(segments):
         return Count(0)
     return products(before, maps, segments, result=result)

@@ -84,10 +84,16 @@ class StepEdges(ABC):
         """Add the bias of the map in front, and apply the gate activation; return rows."""
 
     def gate_and_multiply(
-        self, before: Tensor, bias: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]
+        self,
+        before: Tensor,
+        bias: Tensor,
+        maps: Sequence[SO2Map],
+        segments: Sequence[EdgeSegment],
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Apply `gate`, then `so2_linear` with these weights; the rows between the two are not kept."""
-        return so2_linear(self.gate(before, bias), maps, segments)
+        """Apply `gate`, then `so2_linear` with these weights, to `out` if it is given; the rows between are not kept."""
+        return so2_linear(self.gate(before, bias), maps, segments, out=out)
 
     @abstractmethod
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:

@@ -233,13 +233,20 @@ class KernelEdges(StepEdges):
         return self._gates_in_products and len(segments) <= 1
 
     def gate_and_multiply(
-        self, before: Tensor, bias: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]
+        self,
+        before: Tensor,
+        bias: Tensor,
+        maps: Sequence[SO2Map],
+        segments: Sequence[EdgeSegment],
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
         """See `StepEdges`; one kernel where all edges share weights and the GPU has what it takes."""
         if not self.gates_in_products(segments):
-            return super().gate_and_multiply(before, bias, maps, segments)
+            return super().gate_and_multiply(before, bias, maps, segments, out=out)
         images = _images(maps[segments[0].weights if segments else 0])
-        out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
+        if out is None:
+            out = self._rows(n_edge_coefficients(self.shape.lmax, self.shape.mmax) * self.shape.hidden)
         return gated_products.gated_products(before, bias, images, self.tables, out)
 
     def gate_adjoint(self, gradient: Tensor, before: Tensor, bias: Tensor) -> Tensor:

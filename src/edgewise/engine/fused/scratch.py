@@ -19,7 +19,7 @@ that stand in it. A step uses them in this order:
 | the same of slopes | | OPERANDS |
 | node -> edge, adjoint | ROWS, FACTORS, OPERANDS | |
 
-In the last block of the forward pass FACTORS stay for the first of the adjoint.
+In the last block of the forward pass FACTORS stay for the first of the adjoint, and what the second map makes stands in ROWS.
 """
 
 from __future__ import annotations

@@ -225,12 +225,15 @@ class Step:
         rows = edges.gather_rotate(nodes, radial)
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)
         maps = [item.conv_2 for item in weights]
-        convolved = edges.gate_and_multiply(before_gate, weights[0].conv_1.bias, maps, inputs.segments)
+        is_last = number == self._config.n_layers - 1
+        # Of the last block these are read before anything else needs their place.
+        room = edges.room(Piece.ROWS, maps[0].n_outputs, maps[0].row_format) if is_last else None
+        convolved = edges.gate_and_multiply(before_gate, weights[0].conv_1.bias, maps, inputs.segments, out=room)
         messages = edges.rotate_sum(convolved, weights[0].conv_2.bias)
         between, h = self._nodes.norm_of_sum(before, messages, weights[0].norm_2)
         x, of_network = self._nodes.feed_forward(h, *self._networks(weights, inputs), between)
         x = self._nodes.balance(x, self._config, inputs.batch, inputs.plan)
-        kept = radial if number == self._config.n_layers - 1 else None
+        kept = radial if is_last else None
         return x, _Kept(before, nodes, between, h, of_network, hidden, kept, [before_gate, convolved])
 
     def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: StepInputs) -> Tensor:

@@ -37,6 +37,11 @@ class SO2Map:
         """Number of values of a row that the map is applied to."""
         return sum(matrix.shape[0] for matrix in self.transposed)
 
+    @property
+    def n_outputs(self) -> int:
+        """Number of values of a row that the map returns."""
+        return sum(matrix.shape[0] for matrix in self.blocks)
+
 
 def so2_map(weights: SO2Weights, row_format: RowFormat) -> SO2Map:
     """Lay out the weights of a map for rows of a format, rounded to nearest."""
@@ -44,18 +49,21 @@ def so2_map(weights: SO2Weights, row_format: RowFormat) -> SO2Map:
     return SO2Map(blocks, tuple(row_format.matrix(block.T) for block in weights.blocks), weights.bias, row_format)
 
 
-def so2_linear(rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment]) -> Tensor:
+def so2_linear(
+    rows: Tensor, maps: Sequence[SO2Map], segments: Sequence[EdgeSegment], *, out: Tensor | None = None
+) -> Tensor:
     """Apply an SO(2) map without its bias.
 
     Args:
         rows: [n_rows, sum of n_in] in the parts of the format, the columns of the orders one after the other.
         maps: One for each distinct mixture of experts.
         segments: Runs of rows that share weights; they cover all of them in order.
+        out: Where to; None for new memory.
 
     Returns:
         [n_rows, sum of n_out], in the format's type of results.
     """
-    return _products(rows, [item.blocks for item in maps], segments, maps[0].row_format)
+    return _products(rows, [item.blocks for item in maps], segments, maps[0].row_format, out)
 
 
 def so2_linear_adjoint(
@@ -67,7 +75,7 @@ def so2_linear_adjoint(
         gradient: [n_rows, sum of n_out], an operand, in the parts of the format.
         maps: As before.
         segments: As before.
-        out: Where to; None for new memory.
+        out: As before.
 
     Returns:
         [n_rows, sum of n_in], in the format's type of results.
