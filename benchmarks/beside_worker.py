@@ -47,8 +47,7 @@ def worker(engine: str, checkpoint: str, device: str, frame: str) -> tuple[Answe
         first_s = time.perf_counter() - begin
         for _ in range(3):
             loaded.predict(prepared)
-    # Whatever an engine raises is the reason why it cannot serve, and the others go on.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001, whatever an engine raises is why it cannot serve; the others go on
         return {"unavailable": f"{type(error).__name__}: {error}"[:500]}, lambda request: request
     _tidy(device)
     first = {"version": loaded.version, "load_s": round(load_s, 1), "first_s": round(first_s, 1)}
@@ -59,8 +58,7 @@ def worker(engine: str, checkpoint: str, device: str, frame: str) -> tuple[Answe
             if request["do"] == "predict":
                 return loaded.values(loaded.predict(atoms))
             return _timed(partial(_predict, loaded, atoms), Protocol(**request["protocol"]), device)
-        # The same holds for a later call, out of memory for one.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001, as above; a larger frame may not fit into memory
             return {"unavailable": f"{type(error).__name__}: {error}"[:500]}
 
     return first, respond

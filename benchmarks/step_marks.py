@@ -73,9 +73,11 @@ class Marks:
         self._set: list[Switch] = []
         self._around = [ELSE]
 
-    def recorded(self, work: Callable[[], Any], device: torch.device, workspace: Any = None) -> Recorded[Any]:
+    def recorded(
+        self, work: Callable[[], Any], device: torch.device, workspace: Any = None, **named: Any
+    ) -> Recorded[Any]:
         """Make a recording with marks, in place of `Recorded`."""
-        return _Marked(self, work, device, workspace)
+        return _Marked(self, work, device, workspace, **named)
 
     def restart(self) -> None:
         """Forget the switches that were set."""
@@ -105,14 +107,16 @@ class Marks:
 class _Marked(Recorded[Any]):
     """A recording that tells which marks it plays."""
 
-    def __init__(self, marks: Marks, work: Callable[[], Any], device: torch.device, workspace: Any) -> None:
+    def __init__(
+        self, marks: Marks, work: Callable[[], Any], device: torch.device, workspace: Any, **named: Any
+    ) -> None:
         self._marks = marks
 
         def marked() -> Any:
             marks.restart()
             return work()
 
-        super().__init__(marked, device, workspace)
+        super().__init__(marked, device, workspace, **named)
         self._switches: list[Switch] = []
 
     def __call__(self) -> Any:

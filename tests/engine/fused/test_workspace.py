@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Return one whose pools are numbers."""
     numbers = iter(range(10))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(numbers))
-    return Workspace(torch.device("cpu"))
+    return Workspace()
 
 
 def test_what_fits_shares_memory_and_what_does_not_takes_its_place(workspace: Workspace) -> None:
@@ -40,30 +38,16 @@ def test_what_fits_shares_memory_and_what_does_not_takes_its_place(workspace: Wo
     assert [user.n_forgotten for user in users] == [2, 1, 1, 1], "who has forgotten is no user any more"
 
 
-def test_work_is_measured_by_what_is_in_use_after_each_operation(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def in_use() -> Iterator[int]:
-        # Before, at the start, and after each of four operations.
-        yield from (1000, 1000, 1300, 4200, 1200, 1000)
-
-    steps = in_use()
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(steps))
-    result, n_bytes = workspace.measured(lambda: torch.ones(2).add(1).sum().item())
-    assert result == 4.0
-    assert n_bytes == 3200
-
-
 @pytest.mark.gpu
 def test_recordings_take_what_the_largest_needs_and_no_more() -> None:
     device = torch.device("cuda")
-    workspace, out = Workspace(device), torch.zeros((), device=device)
+    workspace, out = Workspace(), torch.zeros((), device=device)
 
     def work(size: int) -> torch.Tensor:
         pieces = [torch.ones(count * size * MEBIBYTE, dtype=torch.uint8, device=device) for count in (1, 2)]
         return out.copy_(sum(piece.sum() for piece in pieces))
 
-    recordings = {size: Recorded(lambda size=size: work(size), device, workspace) for size in (100, 140)}
+    recordings = {size: Recorded(lambda size=size: work(size), device, workspace, size) for size in (100, 140)}
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for size in (100, 100, 140, 140, 100, 100, 140):

@@ -25,7 +25,9 @@ class Recorded(Generic[Result]):
         latest: What the last call returned. Once the work is recorded it stays in its place.
     """
 
-    def __init__(self, work: Callable[[], Result], device: torch.device, workspace: Workspace | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], Result], device: torch.device, workspace: Workspace | None = None, size: int = 0
+    ) -> None:
         """Take the work.
 
         Args:
@@ -33,10 +35,10 @@ class Recorded(Generic[Result]):
             device: Where its tensors are.
             workspace: Memory to share with other recordings: never two of them at the same time, and none that has to keep
                 anything there, what it returns included. None for memory of its own.
+            size: How much of it the work takes, see `Workspace.pool_for`.
         """
-        self._work, self._workspace = work, workspace
+        self._work, self._workspace, self._size = work, workspace, size
         self._can_record = device.type == "cuda"
-        self._n_bytes: int | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.latest: Result | None = None
 
@@ -55,8 +57,6 @@ class Recorded(Generic[Result]):
             self._record()
         if self._graph is not None:
             self._graph.replay()
-        elif self._can_record and self._workspace is not None:
-            self.latest, self._n_bytes = self._workspace.measured(self._work)
         else:
             self.latest = self._work()
         assert self.latest is not None
@@ -64,8 +64,8 @@ class Recorded(Generic[Result]):
 
     def _record(self) -> None:
         # What the first call left behind is free for the recording's own memory.
-        self.latest, workspace, graph = None, self._workspace, torch.cuda.CUDAGraph()
-        pool = None if workspace is None or self._n_bytes is None else workspace.pool_for(self, self._n_bytes)
+        self.latest, graph = None, torch.cuda.CUDAGraph()
+        pool = None if self._workspace is None else self._workspace.pool_for(self, self._size)
         with torch.cuda.graph(graph, pool=pool):
             self.latest = self._work()
         self._graph = graph

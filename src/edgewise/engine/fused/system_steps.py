@@ -191,7 +191,7 @@ class SystemSteps:
         self._steps: _Kept[Recorded[Tensor]] = _Kept()
         self._latest: WeakKeyDictionary[Recorded[Candidates], tuple[StepWeights, int, int]] = WeakKeyDictionary()
         self._room = SMALLEST_ROOM
-        self._workspace = Workspace(device)
+        self._workspace = Workspace()
 
     @property
     def n_recorded(self) -> int:
@@ -291,7 +291,8 @@ class SystemSteps:
         def made() -> Recorded[Tensor]:
             plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
             work = partial(self._work, atoms, search, capacity, weights, plan)
-            return Recorded(work, self._device, self._workspace)
+            # Almost all memory is that of rows of edges.
+            return Recorded(work, self._device, self._workspace, size=capacity)
 
         return self._steps.of((atoms, search, capacity, weights), made)
 

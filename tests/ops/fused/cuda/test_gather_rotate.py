@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from edgewise.ops.fused import gather_rotate as op
+from edgewise.ops.fused.cuda._source import LANES, WARPS
 from edgewise.ops.fused.row_format import FLOAT16, FLOAT32, SPLIT, TF32, RowFormat
 from edgewise.ops.reference import edge_steps
 from tests.ops.fused.cuda.cases import CASES
@@ -36,7 +37,9 @@ def test_adjoint(lmax: int, mmax: int, n_edges: int, channels: int, n_slices: in
 
 
 def test_more_edges_of_an_atom_than_are_looked_up_at_once() -> None:
-    check_gather_rotate_adjoint(1, 1, 600, 4, 1, in_cuda=True, n_atoms=1)
+    # Of 8 bytes each, in the room for the four coefficients of half a block's warps.
+    looked_up = WARPS // 2 * 4 * LANES * 2
+    check_gather_rotate_adjoint(1, 1, looked_up + 37, 4, 1, in_cuda=True, n_atoms=1)
 
 
 def test_float16_rows_are_rounded_once() -> None:

@@ -43,11 +43,10 @@ def test_values_and_slopes(n_edges: int, n_hidden: int, n_basis: int) -> None:
     check_values_and_slopes(n_edges, n_hidden, n_basis, in_cuda=True)
 
 
-@FORMATS
+# In float32 there is one part, which `test_values_and_slopes` compares.
+@pytest.mark.parametrize("row_format", [FLOAT16, SPLIT, TF32], ids=lambda item: item.name)
 @pytest.mark.parametrize(("n_hidden", "n_basis"), [(32, 5), (128, 32)] if DEVICE == "cuda" else [(32, 5)])
 def test_values_are_laid_out_for_last_layers(row_format: RowFormat, n_hidden: int, n_basis: int) -> None:
-    if row_format is FLOAT32:
-        pytest.skip("one part: `test_values_and_slopes` has it")
     check_layout(row_format, n_hidden, n_basis, in_cuda=True)
 
 

@@ -59,20 +59,9 @@ def gather_rotate_adjoint(
         {"nodes": nodes, "geometry": edges.geometry, "to_nodes": to_nodes, "tangents": tangents},
     )
     if n_atoms:
-        inputs = (
-            edges.scales,
-            edges.geometry,
-            radial,
-            radial_slope,
-            gradient,
-            to_nodes,
-            tangents,
-            edges.capacity,
-            n_atoms,
-        )
-        grid, of_sources = (
-            (n_atoms, given.n_groups, to_nodes.shape[0]),
-            (edges.ends, edges.by_source, edges.source_starts),
-        )
+        rows = edges.geometry, radial, radial_slope, gradient
+        inputs = edges.scales, *rows, to_nodes, tangents, edges.capacity, n_atoms
+        of_sources = edges.ends, edges.by_source, edges.source_starts
+        grid = n_atoms, given.n_groups, to_nodes.shape[0]
         launch(FILE, "gather_rotate_to_source", given, grid, (nodes, *of_sources, *inputs))
         launch(FILE, "gather_rotate_to_target", given, grid, (nodes, edges.target_starts, *inputs))
