@@ -125,7 +125,11 @@ def test_last_layers(row_format: RowFormat, n_rows: int) -> None:
         hidden = row_format.hidden(x.to(dtype), constant=constant)
         assert hidden.shape == (n_rows, row_format.hidden_columns(width, constant=constant))
         assert hidden.dtype == row_format.operands
-        found = row_format.last_layer(hidden, last, bias.to(row_format.results) if constant else None)
+        of_bias = bias.to(row_format.results) if constant else None
+        found = row_format.last_layer(hidden, last, of_bias)
+        room = torch.full_like(found, torch.nan)
+        assert row_format.last_layer(hidden, last, of_bias, room) is room
+        assert torch.equal(room, found)
         assert found.dtype == row_format.results
         exact = functional.linear(x, matrix, bias if constant else None)
         # Only the matrix is rounded to operands, and in float16 the result.

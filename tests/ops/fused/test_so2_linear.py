@@ -47,10 +47,16 @@ def test_map_and_adjoint(
     assert found.dtype == row_format.results
     expected = joined(reference.so2_linear(blocks, without_bias, segments))
     torch.testing.assert_close(found.double(), expected, **tolerances.FUSED)
+    room = torch.full_like(found, torch.nan)
+    assert so2_linear(operands(blocks), maps, segments, out=room) is room
+    assert torch.equal(room, found)
     gradients = given.random(*found.shape).split(N_OUT, dim=1)
     expected = joined(edge_steps.so2_linear_adjoint(gradients, weights, segments))
     found = so2_linear_adjoint(operands(gradients), maps, segments)
     torch.testing.assert_close(found.double(), expected, **tolerances.FUSED)
+    room = torch.full_like(found, torch.nan)
+    assert so2_linear_adjoint(operands(gradients), maps, segments, out=room) is room
+    assert torch.equal(room, found)
 
 
 def test_operands_are_rounded_to_nearest() -> None:

@@ -1,8 +1,8 @@
 """Memory for rows of edges that are read once, soon after they are written.
 
 They are most of what a step writes, and come in sizes that do not fit into each other's gaps: left to an allocator that puts
-each where it fits best, a step of 1000 copper atoms takes a quarter more memory. So there are three pieces, each as large as the largest rows
-that stand in it. A step uses them in this order:
+each where it fits best, a step of 1000 copper atoms takes a quarter more memory. So there are three pieces, each as large as
+the largest rows that stand in it. A step uses them in this order:
 
 | step | reads | writes |
 |---|---|---|
