@@ -16,7 +16,8 @@ from edgewise.ops.fused.cuda._source import AnyForm, source
 
 COMPILER = shutil.which("g++")
 
-OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread")
+# Shared memory is a static variable of each library: unique ones would be those of the library that was loaded first.
+OPTIONS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique")
 
 DEVICE_PART = Path(__file__).parent / "emulated.cuh"
 
