@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from checks import errors
@@ -65,11 +64,10 @@ EXACT = ("hidden", "embedding", "embedding_bias", "degree", "degree_slope")
 class RoundedStep(Step):
     """A step whose way back reads a rounded operand where that is chosen."""
 
-    def _block_adjoint(self, gradient: Tensor, kept: Any, number: int, inputs: StepInputs) -> Tensor:
-        if "hidden_again" in RoundedEdges.chosen:
-            value, slope = kept.hidden
-            kept = replace(kept, hidden=(float16(value), slope), radial=None)
-        return super()._block_adjoint(gradient, kept, number, inputs)
+    def _begin_factors(self, hidden: Hidden, network: int, inputs: StepInputs) -> Tensor:
+        if "hidden_again" in RoundedEdges.chosen and network:
+            hidden = float16(hidden[0]), hidden[1]
+        return super()._begin_factors(hidden, network, inputs)
 
 
 class RoundedEdges(PlainEdges):
@@ -86,10 +84,10 @@ class RoundedEdges(PlainEdges):
         """Round gradients, which carry a power of two."""
         return float16(x * self.scale) / self.scale if place in self.chosen else x
 
-    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+    def hidden(self, numbers: Tensor, weights: StepWeights, number: int) -> Hidden:
         """See `StepEdges`."""
-        found = super().hidden(numbers, weights)
-        return [(self.at("hidden", value), self.at("slopes", slope)) for value, slope in found]
+        value, slope = super().hidden(numbers, weights, number)
+        return self.at("hidden", value), self.at("slopes", slope)
 
     def gather_rotate(self, nodes: Tensor, radial: Tensor) -> Tensor:
         """See `StepEdges`."""

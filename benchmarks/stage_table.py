@@ -5,8 +5,9 @@
     python benchmarks/run.py stages                                      the same for the record
 
 A step of 1000 copper atoms, from positions to forces and stress, is recorded with marks between its parts (`step_marks`) and
-once more without. The profile of the first gives the time of each part, the second says whether the marks have changed
-anything: their busy times must agree within 3 %. Bytes and operations are counted from the tensors (`step_counts`).
+once more without; nothing runs side by side in either. The profile of the first gives the time of each part, the second says
+whether the marks have changed anything: their busy times must agree within 3 %. Bytes and operations are counted from the tensors
+(`step_counts`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from structures import copper, count_edges
 from timing import gpu_events
 
 import edgewise
+from edgewise.ops.fused.streams import one_after_the_other
 from edgewise.weights import Checkpoint
 
 FILE = "stage_table_{stage}.jsonl"
@@ -93,19 +95,20 @@ def rows(options: Options, precision: str) -> Iterator[Row]:
         CheckFailedError: Errors are too large, or marks change the step.
     """
     checkpoint, atoms = options.case()
-    plain = _potential(checkpoint, options, precision)
-    found = frame_errors(plain, atoms, checkpoint, precision)
-    marks = Marks(torch.device(options.device))
-    with marked(marks):
-        potential = _potential(checkpoint, options, precision)
-        for _ in range(WARM_UPS if options.device == "cuda" else 0):
+    with one_after_the_other():
+        plain = _potential(checkpoint, options, precision)
+        found = frame_errors(plain, atoms, checkpoint, precision)
+        marks = Marks(torch.device(options.device))
+        with marked(marks):
+            potential = _potential(checkpoint, options, precision)
+            for _ in range(WARM_UPS if options.device == "cuda" else 0):
+                potential.predict([atoms])
+            marks.played.clear()
             potential.predict([atoms])
-        marks.played.clear()
-        potential.predict([atoms])
-        one_step = list(marks.played)
-        profile = Profile(on_host(one_step), 1)
-        if options.device == "cuda":
-            profile = _on_gpu(plain, potential, marks, atoms, options.repeats)
+            one_step = list(marks.played)
+            profile = Profile(on_host(one_step), 1)
+            if options.device == "cuda":
+                profile = _on_gpu(plain, potential, marks, atoms, options.repeats)
     ceilings = OF_GPU.get(torch.cuda.get_device_name()) if options.device == "cuda" else None
     shared = {
         "case": f"{len(atoms)} Cu, energy + forces + stress, {'UMA-S size' if options.device == 'cuda' else 'tiny'}, random weights",

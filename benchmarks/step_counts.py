@@ -75,16 +75,16 @@ def found(edges: FoundEdges, *_: object, result: KernelEdges) -> Count:
     return Count(size(edges.edge_vec, edges.ends[0]) + made)
 
 
-def hidden(edges: KernelEdges, numbers: Tensor, weights: StepWeights, *, result: Sequence[Hidden]) -> Count:
+def hidden(edges: KernelEdges, numbers: Tensor, weights: StepWeights, number: int, *, result: Hidden) -> Count:
     """Distances, ends and tables read; values and slopes written.
 
     For values and for slopes, an edge and a network of width h on n gaussians take h (n + h) products of each part.
     """
-    capacity, networks = edges.tables.capacity, weights.radial_networks
-    read = sum(size(item.source_table, item.target_table, item.basis, item.hidden.linear) for item in networks)
+    capacity, network = edges.tables.capacity, weights.radial_networks[number]
+    read = size(network.source_table, network.target_table, network.basis, network.hidden.linear)
     read += NUMBER * capacity + size(edges.tables.ends, numbers)
-    each = sum(item.basis.numel() + item.hidden.linear.numel() for item in networks)
-    return Count(read + sum(size(*pair) for pair in result), 2 * 2 * PARTS * capacity * each)
+    each = network.basis.numel() + network.hidden.linear.numel()
+    return Count(read + size(*result), 2 * 2 * PARTS * capacity * each)
 
 
 def last_layer(

@@ -1,7 +1,7 @@
 """Marks between the parts of a step: each launches a kernel of its own kind, so that a profile says which part is at work.
 
 A part's function is replaced by one that sets a mark, does the work and sets the mark of what goes on around it; a step that is
-recorded then has the marks in its recording. Work goes one after the other in a recording, so the n-th mark of a profile is the
+recorded then has the marks in its recording. While marks are set nothing runs side by side, so the n-th mark of a profile is the
 n-th that was set, and no name of a kernel has to be known but that of the marks themselves. Without a GPU, where nothing is
 recorded, marks note the time of the host.
 """
@@ -25,6 +25,7 @@ from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.recorded import Recorded
 from edgewise.engine.fused.weights import StepWeights
+from edgewise.ops.fused.streams import one_after_the_other
 
 MARK = "spin_kernel"
 """In the name of the kernel of a mark: one that waits for a cycle, and that nothing else uses."""
@@ -216,6 +217,7 @@ def marked(marks: Marks) -> Iterator[None]:
             is_bound = getattr(function, "__self__", None) is owner
             stack.enter_context(mock.patch.object(owner, name, staticmethod(replacement) if is_bound else replacement))
         stack.enter_context(mock.patch.object(system_steps, "Recorded", marks.recorded))
+        stack.enter_context(one_after_the_other())
         yield
 
 

@@ -33,6 +33,7 @@ NOT_AN_OP = {
     "packed_rotation",
     "row_format",
     "shapes",
+    "streams",
     "workspace",
 }
 """Files of ops/ that hold what several operations share; `_*.py` and `*_kernels.py` are parts of others as well."""

@@ -59,12 +59,13 @@ class StepEdges(ABC):
         del piece, n_columns, row_format
 
     @abstractmethod
-    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
-        """Return all layers but the last of every radial network, that of the embedding first.
+    def hidden(self, numbers: Tensor, weights: StepWeights, number: int) -> Hidden:
+        """Return all layers but the last of a radial network.
 
         Args:
             numbers: [n_atoms], atomic numbers.
             weights: The networks.
+            number: Which of them (`StepWeights.radial_networks`).
         """
 
     @abstractmethod
@@ -164,9 +165,9 @@ class PlainEdges(StepEdges):
         """See `StepEdges`."""
         self._tangents.zero_()
 
-    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+    def hidden(self, numbers: Tensor, weights: StepWeights, number: int) -> Hidden:
         """See `StepEdges`."""
-        return [self.hidden_of_run(numbers, item, slice(None)) for item in weights.radial_networks]
+        return self.hidden_of_run(numbers, weights.radial_networks[number], slice(None))
 
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`."""

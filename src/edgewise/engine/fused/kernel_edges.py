@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +33,7 @@ from edgewise.ops.fused.row_format import FLOAT32, RowFormat
 from edgewise.ops.fused.segment_sum import sum_of_slices
 from edgewise.ops.fused.shapes import EdgeTables, edge_tables
 from edgewise.ops.fused.so2_linear import SO2Map
+from edgewise.ops.fused.streams import Branch
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry, EdgeOrder
 
@@ -130,6 +132,7 @@ class KernelEdges(StepEdges):
         shape: MessageShape,
         cutoff: float,
         row_format: RowFormat,
+        branch: Branch,
     ) -> KernelEdges:
         """Lay out the edges that a search on the device has found, without asking it how many there are.
 
@@ -138,13 +141,15 @@ class KernelEdges(StepEdges):
             shape: Sizes.
             cutoff: Å.
             row_format: How rows are stored.
+            branch: On which the edges are sorted by source; it has to be joined before `gather_rotate_adjoint`.
         """
         capacity, n_atoms = list_of_edges.edge_vec.shape[0], list_of_edges.target_starts.shape[0] - 1
         device = list_of_edges.edge_vec.device
+        # Of use in the adjoint alone.
+        by_source, source_starts = branch.begin(partial(edge_order, list_of_edges.ends, list_of_edges.n_live, n_atoms))
         geometry = torch.empty(capacity, geometry_width(shape.lmax, shape.mmax), device=device)
         distance = torch.empty(capacity, device=device)
         edge_geometry(list_of_edges.edge_vec, list_of_edges.n_live, cutoff, shape, geometry, distance)
-        by_source, source_starts = edge_order(list_of_edges.ends, list_of_edges.n_live, n_atoms)
         tables = EdgeTables(
             ends=list_of_edges.ends,
             geometry=geometry,
@@ -165,7 +170,7 @@ class KernelEdges(StepEdges):
         """See `StepEdges`."""
         return self._scratch.rows(piece, (self.tables.capacity, n_columns), row_format.results)
 
-    def hidden(self, numbers: Tensor, weights: StepWeights) -> list[Hidden]:
+    def hidden(self, numbers: Tensor, weights: StepWeights, number: int) -> Hidden:
         """See `StepEdges`; in plain PyTorch where the kernels do not serve the sizes."""
         width, n_basis = weights.degree.basis.shape
         if not radial_serves(width, n_basis):
@@ -173,37 +178,30 @@ class KernelEdges(StepEdges):
             source, target = self.tables.ends.clamp(0, self._n_atoms - 1)
             centres = torch.linspace(0, self._cutoff, n_basis, device=self._distance.device)
             gaussians = edge_steps.gaussians_with_slopes(self._distance, centres)
-            return [plain_hidden((source, target), gaussians, numbers, item) for item in weights.radial_networks]
-        of_blocks = self._hidden(1, len(weights.blocks), self.row_format, numbers.int(), weights)
-        return [*self._hidden(0, 1, self.row_format.of_embedding, numbers.int(), weights), *of_blocks]
-
-    def _hidden(
-        self, first: int, count: int, row_format: RowFormat, numbers: Tensor, weights: StepWeights
-    ) -> list[Hidden]:
-        """Do some of the networks."""
-        stack, capacity = _stack(weights), self.tables.capacity
+            return plain_hidden((source, target), gaussians, numbers, weights.radial_networks[number])
+        stack, row_format = _stack(weights), weights.radial_networks[number].row_format
+        device = self._distance.device
         values, slopes = (
             torch.empty(
-                (count, capacity, row_format.hidden_columns(stack.n_hidden, constant=constant)),
+                (1, self.tables.capacity, row_format.hidden_columns(stack.n_hidden, constant=constant)),
                 dtype=row_format.operands,
-                device=numbers.device,
+                device=device,
             )
             for constant in (True, False)
         )
-        why = radial_in_cuda.missing(stack.n_hidden, stack.n_basis, row_format, numbers.device)
         radial_hidden(
             self._distance,
-            numbers,
+            numbers.int(),
             self.tables,
             self._cutoff,
             stack,
             values,
             slopes,
-            first=first,
+            first=number,
             row_format=row_format,
-            in_cuda=why is None,
+            in_cuda=radial_in_cuda.missing(stack.n_hidden, stack.n_basis, row_format, device) is None,
         )
-        return list(zip(values, slopes, strict=True))
+        return values[0], slopes[0]
 
     def hidden_of_run(self, numbers: Tensor, weights: RadialWeights, rows: slice) -> Hidden:
         """See `StepEdges`; in plain PyTorch, for edges whose number the host knows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -69,7 +70,7 @@ class KernelRunner(FusedRunner):
         self._padding: float | None = None
         self._higher: KernelRunner | None = None
         cuda.keep_code_in(cache_folder() / "kernels")
-        self._steps = SystemSteps(self.network, self._step, chosen, device)
+        self._steps = SystemSteps(self.network, self._step, chosen, device, around=self._call)
 
     @property
     def n_recorded(self) -> int:
@@ -121,21 +122,22 @@ class KernelRunner(FusedRunner):
 
     def run(self, batch: SystemBatch) -> Outputs:
         """See `Runner.run`."""
-        with self._call(), torch.no_grad():
-            self._check_sizes(batch)
+        self._check_sizes(batch)
+        with torch.no_grad():
             mixed, weights_of_system = self.mixtures.for_batch(batch)
-            weights = [self._prepared(item) for item in mixed]
-            # Runs of edges with weights of their own have bounds that a recorded step could not follow.
-            alike = len(weights) == 1 and self.finds_neighbors
-            begun = self._steps.begin(batch, weights[0]) if alike else None
-            if begun is not None:
-                # While the device works.
-                scales = self._scales.of(batch, torch.device("cpu"))
-                raw = self._steps.finish(begun)
-                if raw is not None:
-                    self._padding = raw.padding
-                    self._note_cap(raw.n_capped)
-                    return self._scaled(batch, raw, scales)
+        weights = [self._prepared(item) for item in mixed]
+        # Runs of edges with weights of their own have bounds that a recorded step could not follow.
+        alike = len(weights) == 1 and self.finds_neighbors
+        begun = self._steps.begin(batch, weights[0]) if alike else None
+        if begun is not None:
+            # While the device works.
+            factors = self._factors(batch)
+            raw = self._steps.finish(begun)
+            if raw is not None:
+                self._padding = raw.padding
+                self._note_cap(raw.n_capped)
+                return factors.outputs(raw)
+        with self._call(), torch.no_grad():
             edges = self._edges(batch)
             scales, sizes = self._scales.of(batch, self.device), batch.n_atoms.tolist()
             batch, edges = batch.to(self.device), edges.to(self.device)
@@ -152,18 +154,15 @@ class KernelRunner(FusedRunner):
             check_sizes(batch, self.network.config.cutoff)
             self._checked = batch
 
-    def _scaled(self, batch: SystemBatch, raw: RawOutputs, scales: OutputScales) -> Outputs:
-        """Turn what a step returns into physical outputs, on the CPU."""
-        energy = raw.energy / batch.n_atoms if self.network.reduces_energy_by_mean else raw.energy
-        energy = energy * scales.energy + scales.energy_offset
-        if self.network.is_direct:
-            forces = raw.forces * scales.forces[batch.system_idx, None]
-            factor = (
-                scales.stress if self.network.stress_head is not None else torch.full_like(scales.stress, torch.nan)
-            )
-            return Outputs(energy, forces, raw.stress * factor[:, None, None])
-        stress = (raw.stress + raw.stress.mT) * (0.5 * scales.virial)[:, None, None]
-        return Outputs(energy, raw.forces * -scales.forces[batch.system_idx, None], stress)
+    def _factors(self, batch: SystemBatch) -> _Factors:
+        """Return what turns the results of a step into physical outputs."""
+        scales, network = self._scales.of(batch, torch.device("cpu")), self.network
+        energy = scales.energy / batch.n_atoms if network.reduces_energy_by_mean else scales.energy
+        forces = scales.forces[batch.system_idx, None]
+        if not network.is_direct:
+            return _Factors(energy, scales.energy_offset, -forces, (0.5 * scales.virial)[:, None, None], is_virial=True)
+        stress = scales.stress if network.stress_head is not None else torch.full_like(scales.stress, torch.nan)
+        return _Factors(energy, scales.energy_offset, forces, stress[:, None, None], is_virial=False)
 
     def _energy(self, batch: SystemBatch, node_energy: Tensor, scales: OutputScales) -> Tensor:
         summed = sum_of_systems(node_energy.to(torch.float64)[:, None], _starts(batch))[:, 0]
@@ -184,6 +183,31 @@ class KernelRunner(FusedRunner):
             forces=at_atoms * -scales.forces[batch.system_idx, None],
             stress=(virial + virial.mT) * (0.5 * scales.virial)[:, None, None],
         )
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """What the results of a step are multiplied by, on the CPU.
+
+    Attributes:
+        energy: [n_systems], eV.
+        energy_offset: [n_systems], eV, is added.
+        forces: [n_atoms, 1], eV/Å.
+        stress: [n_systems, 1, 1], eV/Å^3.
+        is_virial: The stress is that of the sum of virial and transposed virial.
+    """
+
+    energy: Tensor
+    energy_offset: Tensor
+    forces: Tensor
+    stress: Tensor
+    is_virial: bool
+
+    def outputs(self, raw: RawOutputs) -> Outputs:
+        """Return physical outputs."""
+        stress = raw.stress + raw.stress.mT if self.is_virial else raw.stress
+        energy = torch.addcmul(self.energy_offset, raw.energy, self.energy)
+        return Outputs(energy, raw.forces * self.forces, stress * self.stress)
 
 
 def _starts(batch: SystemBatch) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 
 from edgewise.engine.fused.workspace import Workspace
+from edgewise.ops.fused.streams import recording_stream
 
 Result = TypeVar("Result")
 
@@ -38,7 +39,7 @@ class Recorded(Generic[Result]):
             size: How much of it the work takes, see `Workspace.pool_for`.
         """
         self._work, self._workspace, self._size = work, workspace, size
-        self._can_record = device.type == "cuda"
+        self._device, self._can_record = device, device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None
         self.latest: Result | None = None
 
@@ -66,6 +67,7 @@ class Recorded(Generic[Result]):
         # What the first call left behind is free for the recording's own memory.
         self.latest, graph = None, torch.cuda.CUDAGraph()
         pool = None if self._workspace is None else self._workspace.pool_for(self, self._size)
-        with torch.cuda.graph(graph, pool=pool):
+        stream = recording_stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool, stream=stream):
             self.latest = self._work()
         self._graph = graph

@@ -20,6 +20,7 @@ the largest rows that stand in it. A step uses them in this order:
 | node -> edge, adjoint | ROWS, FACTORS, OPERANDS | |
 
 In the last block of the forward pass FACTORS stay for the first of the adjoint, and what the second map makes stands in ROWS.
+FACTORS are written on a branch (`edgewise.ops.fused.streams`), which begins behind the last read of them.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from edgewise.model.network import Network, NetworkOutput
 from edgewise.neighbors import EdgeList
 from edgewise.ops import EdgeSegment, MessageShape
 from edgewise.ops.fused.so2_linear import SO2Map, so2_linear, so2_linear_adjoint
+from edgewise.ops.fused.streams import Branch
 from edgewise.ops.reference import edge_steps
 from edgewise.ops.reference.edge_steps import EdgeGeometry
 from edgewise.ops.reference.feed_forward import FeedForwardWeights
@@ -48,6 +49,8 @@ class StepInputs:
         atom_segments: Runs of atoms that share weights.
         weights: Distinct sets of weights.
         plan: Which atoms belong together.
+        branch: What is begun before its results are needed: radial networks, which need nothing of the nodes, are evaluated
+            beside the work on nodes of the block before.
     """
 
     batch: SystemBatch
@@ -57,6 +60,7 @@ class StepInputs:
     atom_segments: tuple[EdgeSegment, ...]
     weights: Sequence[StepWeights]
     plan: AtomPlan
+    branch: Branch
 
     def of_block(self, number: int) -> list[BlockWeights]:
         """Return the weights of one block, one set for each mixture."""
@@ -74,8 +78,6 @@ class _Kept:
         h: What the feed-forward network reads of them.
         of_network: What the network's adjoint reads beside it.
         hidden: The radial network before its last layer.
-        radial: Its results, of the block that the adjoint begins with; None of the others, which make them again: kept for all
-            blocks they would take a third more memory.
         rows: Rows of edges before the gate, and after the second SO(2) map. The adjoint takes each out when it reads it, so
             that its memory is free for what comes next.
     """
@@ -86,8 +88,21 @@ class _Kept:
     h: Tensor
     of_network: object
     hidden: Hidden
-    radial: Tensor | None
     rows: list[Tensor]
+
+
+@dataclass(frozen=True)
+class _Radial:
+    """A radial network that has been begun on the branch.
+
+    Attributes:
+        hidden: All of it before its last layer.
+        factors: Its results. Those of the last block stay for the adjoint; of the others it makes them again: kept for all
+            blocks they would take a third more memory.
+    """
+
+    hidden: Hidden
+    factors: Tensor
 
 
 class Step:
@@ -129,11 +144,12 @@ class Step:
         """Do the work of a step on the device; the host is told nothing and waits for nothing."""
         batch, weights = inputs.batch, inputs.weights
         inputs.edges.begin()
-        embedding, *hidden = self._hidden(inputs)
+        embedding = self._hidden(0, inputs)
         x = self._embed(inputs, embedding)
         kept: list[_Kept] = []
+        radial = self._begin_radial(0, inputs)
         for number in range(self._config.n_layers):
-            x, of_block = self._block(x, hidden[number], number, inputs)
+            x, of_block, radial = self._block(x, radial, number, inputs)
             kept.append(of_block)
         last_norm = weights[0].norm
         features = self._nodes.norm(x, last_norm)
@@ -144,11 +160,14 @@ class Step:
         if to_scalars is None:
             return output, None
         gradient = self._nodes.norm_adjoint(x, last_norm, to_scalars)
+        factors = radial.factors
         for number in reversed(range(self._config.n_layers)):
-            gradient = self._block_adjoint(gradient, kept.pop(), number, inputs)
-        networks = [weights[0].degree]
-        radial = self._last_layer(embedding[0], networks, inputs, bias=True)
-        inputs.edges.embed_adjoint(gradient, radial, self._last_layer(embedding[1], networks, inputs, bias=False))
+            of_block = kept.pop()
+            before = kept[-1].hidden if kept else embedding
+            gradient, factors = self._block_adjoint(gradient, of_block, factors, before, number, inputs)
+        slopes = self._last_layer(embedding[1], self._radial_weights(0, inputs), inputs, bias=False)
+        inputs.branch.join()
+        inputs.edges.embed_adjoint(gradient, factors, slopes)
         return output, inputs.edges.edge_gradient()
 
     def inputs(
@@ -181,25 +200,42 @@ class Step:
             atom_segments=segments_of(n_atoms, weights_of_system),
             weights=weights,
             plan=atom_plan(batch, n_atoms, self.energy),
+            branch=Branch(edges.edge_vec.device),
         )
 
     def _embed(self, inputs: StepInputs, embedding: Hidden) -> Tensor:
         """Return the first node features (MODEL.md section 7)."""
-        x = inputs.edges.embed(self._last_layer(embedding[0], [inputs.weights[0].degree], inputs, bias=True))
+        x = inputs.edges.embed(self._last_layer(embedding[0], self._radial_weights(0, inputs), inputs, bias=True))
         table = self._network.backbone.sphere_embedding.weight
         return self._nodes.embed(x, inputs.batch.atomic_numbers, table, inputs.at_atoms)
 
-    def _hidden(self, inputs: StepInputs) -> list[Hidden]:
-        """Return all layers but the last of every radial network, that of the embedding first."""
+    def _hidden(self, network: int, inputs: StepInputs) -> Hidden:
+        """Return all layers but the last of a radial network: 0 is that of the embedding, then come those of the blocks."""
         weights, edges, numbers = inputs.weights, inputs.edges, inputs.batch.atomic_numbers
         if not self._config.experts_everywhere or len(inputs.segments) == 1:
-            return edges.hidden(numbers, weights[inputs.segments[0].weights])
-        found = [edges.hidden_of_run(numbers, weights[0].degree, slice(None))]
-        for number in range(self._config.n_layers):
-            own = [item.radial for item in inputs.of_block(number)]
-            parts = _by_segment(inputs.segments, own, partial(edges.hidden_of_run, numbers))
-            found.append((torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])))
-        return found
+            return edges.hidden(numbers, weights[inputs.segments[0].weights], network)
+        own = self._radial_weights(network, inputs)
+        if len(own) == 1:
+            return edges.hidden_of_run(numbers, own[0], slice(None))
+        parts = _by_segment(inputs.segments, own, partial(edges.hidden_of_run, numbers))
+        return torch.cat([value for value, _ in parts]), torch.cat([slope for _, slope in parts])
+
+    def _begin_radial(self, number: int, inputs: StepInputs) -> _Radial:
+        """Begin to evaluate the radial network of a block."""
+
+        def work() -> _Radial:
+            hidden = self._hidden(number + 1, inputs)
+            networks = self._radial_weights(number + 1, inputs)
+            return _Radial(hidden, self._last_layer(hidden[0], networks, inputs, bias=True))
+
+        return inputs.branch.begin(work)
+
+    def _begin_factors(self, hidden: Hidden, network: int, inputs: StepInputs) -> Tensor:
+        """Begin to make the results of a radial network again, for the adjoint."""
+        networks = self._radial_weights(network, inputs)
+        # The embedding's are features, which the adjoint needs as they were.
+        values = networks[0].row_format.rounded(hidden[0]) if network else hidden[0]
+        return inputs.branch.begin(partial(self._last_layer, values, networks, inputs, bias=True))
 
     def _last_layer(self, x: Tensor, weights: Sequence[RadialWeights], inputs: StepInputs, *, bias: bool) -> Tensor:
         """Apply the last layer of a radial network to values, or without the bias to slopes."""
@@ -213,31 +249,48 @@ class Step:
             return evaluate(weights[0], slice(None), room)
         return torch.cat(_by_segment(inputs.segments, weights, evaluate))
 
-    def _radial_weights(self, weights: Sequence[BlockWeights]) -> list[RadialWeights]:
-        """Return the radial networks of a block: one for each mixture where they have experts, else one."""
+    def _radial_weights(self, network: int, inputs: StepInputs) -> list[RadialWeights]:
+        """Return the weights of a radial network: one set for each mixture where they have experts, else one."""
+        if network == 0:
+            return [inputs.weights[0].degree]
+        weights = inputs.of_block(network - 1)
         return [item.radial for item in (weights if self._config.experts_everywhere else weights[:1])]
 
-    def _block(self, before: Tensor, hidden: Hidden, number: int, inputs: StepInputs) -> tuple[Tensor, _Kept]:
-        """Update node features by one block (MODEL.md section 8)."""
+    def _block(self, before: Tensor, radial: _Radial, number: int, inputs: StepInputs) -> tuple[Tensor, _Kept, _Radial]:
+        """Update node features by one block (MODEL.md section 8); begin the radial network of the next one, if there is one."""
         weights, edges = inputs.of_block(number), inputs.edges
-        radial = self._last_layer(hidden[0], self._radial_weights(weights), inputs, bias=True)
         nodes = self._nodes.norm(before, weights[0].norm_1, inputs.at_atoms)
-        rows = edges.gather_rotate(nodes, radial)
+        inputs.branch.join()
+        rows = edges.gather_rotate(nodes, radial.factors)
+        is_last = number == self._config.n_layers - 1
         before_gate = so2_linear(rows, [item.conv_1 for item in weights], inputs.segments)
         maps = [item.conv_2 for item in weights]
-        is_last = number == self._config.n_layers - 1
         # Of the last block these are read before anything else needs their place.
         room = edges.room(Piece.ROWS, maps[0].n_outputs, maps[0].row_format) if is_last else None
         convolved = edges.gate_and_multiply(before_gate, weights[0].conv_1.bias, maps, inputs.segments, out=room)
+        following = radial if is_last else self._begin_radial(number + 1, inputs)
         messages = edges.rotate_sum(convolved, weights[0].conv_2.bias)
         between, h = self._nodes.norm_of_sum(before, messages, weights[0].norm_2)
         x, of_network = self._nodes.feed_forward(h, *self._networks(weights, inputs), between)
         x = self._nodes.balance(x, self._config, inputs.batch, inputs.plan)
-        kept = radial if is_last else None
-        return x, _Kept(before, nodes, between, h, of_network, hidden, kept, [before_gate, convolved])
+        return x, _Kept(before, nodes, between, h, of_network, radial.hidden, [before_gate, convolved]), following
 
-    def _block_adjoint(self, gradient: Tensor, kept: _Kept, number: int, inputs: StepInputs) -> Tensor:
-        """Return the gradient of the features before a block for that of the features after it."""
+    def _block_adjoint(
+        self, gradient: Tensor, kept: _Kept, factors: Tensor, before: Hidden, number: int, inputs: StepInputs
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the features before a block for that of the features after it, and begin what comes next.
+
+        Args:
+            gradient: Of the features after the block.
+            kept: Of the block.
+            factors: Results of its radial network.
+            before: The radial network before this one, without its last layer.
+            number: Of the block.
+            inputs: Of the step.
+
+        Returns:
+            The gradient, and the results of the radial network before this one.
+        """
         weights, edges = inputs.of_block(number), inputs.edges
         gradient = self._nodes.balance_adjoint(gradient, self._config, inputs.batch, inputs.plan)
         to_h = self._nodes.feed_forward_adjoint(kept.h, *self._networks(weights, inputs), gradient, kept.of_network)
@@ -246,12 +299,11 @@ class Step:
         rows = self._products_adjoint(rows, [item.conv_2 for item in weights], inputs)
         rows = edges.gate_adjoint(rows, kept.rows.pop(), weights[0].conv_1.bias)
         rows = self._products_adjoint(rows, [item.conv_1 for item in weights], inputs)
-        networks, radial = self._radial_weights(weights), kept.radial
-        if radial is None:
-            radial = self._last_layer(networks[0].row_format.rounded(kept.hidden[0]), networks, inputs, bias=True)
-        radial_slope = self._last_layer(kept.hidden[1], networks, inputs, bias=False)
-        to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, radial, radial_slope)
-        return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient)
+        slopes = self._last_layer(kept.hidden[1], self._radial_weights(number + 1, inputs), inputs, bias=False)
+        inputs.branch.join()
+        to_nodes = edges.gather_rotate_adjoint(rows, kept.nodes, factors, slopes)
+        factors = self._begin_factors(before, number, inputs)
+        return self._nodes.norm_adjoint(kept.before, weights[0].norm_1, to_nodes, gradient), factors
 
     def _products_adjoint(self, rows: Tensor, maps: Sequence[SO2Map], inputs: StepInputs) -> Tensor:
         room = inputs.edges.room(Piece.ROWS, maps[0].n_inputs, maps[0].row_format)

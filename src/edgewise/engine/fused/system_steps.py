@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -41,10 +42,15 @@ from edgewise.ops.fused.neighbor_list import (
     search_plan,
 )
 from edgewise.ops.fused.row_format import RowFormat
+from edgewise.ops.fused.streams import Branch
+from edgewise.ops.fused.transfer import transfer
 from edgewise.ops.reference.edge_steps import segment_sum
 from edgewise.systems import SystemBatch
 
 Made = TypeVar("Made")
+
+Around = Callable[[], AbstractContextManager[None]]
+"""Sets what torch's operations need."""
 
 MOST_KEPT = 16
 """Recordings of steps that are kept; they share their memory."""
@@ -74,8 +80,8 @@ class RawOutputs:
     padding: float
 
 
-_CHANGING = ("positions", "cell", "atomic_numbers", "charge", "spin")
-"""Tensors of a batch that may change from call to call."""
+_KINDS = ("atomic_numbers", "charge", "spin")
+"""Tensors of a batch that seldom change from call to call."""
 
 
 class _Atoms:
@@ -85,27 +91,28 @@ class _Atoms:
     and the results of the step come back into such memory. So a recording moves all that changes by itself.
     """
 
-    def __init__(self, batch: SystemBatch, device: torch.device, network: Network) -> None:
-        self._embed = network.backbone.system_embedding
+    def __init__(self, batch: SystemBatch, device: torch.device, network: Network, around: Around) -> None:
+        self._embed, self._around = network.backbone.system_embedding, around
+        n_atoms, n_systems = batch.positions.shape[0], batch.n_systems
+        on_host = partial(torch.empty, dtype=torch.float64, pin_memory=device.type == "cuda")
+        on_device = partial(torch.empty, dtype=torch.float64, device=device)
+        self._given, self._positions, self._cell = _positions_and_cell(n_atoms, n_systems, on_host)
+        self._fetched, positions, cell = _positions_and_cell(n_atoms, n_systems, on_device)
         # Copies, on the CPU too: what the caller has is not ours to write.
-        self.batch = replace(
-            batch.to(device), **{name: getattr(batch, name).to(device, copy=True) for name in _CHANGING}
-        )
+        copies = {name: getattr(batch, name).to(device, copy=True) for name in _KINDS}
+        self.batch = replace(batch.to(device), positions=positions, cell=cell, **copies)
         self.offsets = batch.offsets()
         starts = torch.tensor(self.offsets, device=device)
         self.atom_starts = starts.to(torch.int32)
         self.search = SearchInputs(
-            positions=self.batch.positions,
-            cells=self.batch.cell,
+            positions=positions,
+            cells=cell,
             system_idx=self.batch.system_idx.to(torch.int32),
             atom_starts=starts,
-            plan=torch.zeros(batch.n_systems, 8, dtype=torch.int32, device=device),
+            plan=torch.zeros(n_systems, 8, dtype=torch.int32, device=device),
         )
-        n_atoms, n_systems = batch.positions.shape[0], batch.n_systems
-        place = partial(torch.empty, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._positions, self._cell = place(n_atoms, 3), place(n_systems, 3, 3)
-        self.summary, self.values = place(5 + n_systems), place(10 * n_systems + 3 * n_atoms)
-        self.results = torch.empty(self.values.shape, dtype=self.values.dtype, device=device)
+        n_values = 10 * n_systems + 3 * n_atoms
+        self.summary, self.values, self.results = on_host(5 + n_systems), on_host(n_values), on_device(n_values)
         self.at_atoms = self._embedding()
         self._plan: SearchPlan | None = None
         self._loaded: SystemBatch | None = None
@@ -114,21 +121,20 @@ class _Atoms:
         """Put a batch where recordings find it."""
         self._positions.copy_(batch.positions)
         self._cell.copy_(batch.cell)
-        names = _CHANGING[2:]
         known = self._loaded
-        if known is None or not all(torch.equal(getattr(batch, name), getattr(known, name)) for name in names):
-            for name in names:
+        if known is None or not all(torch.equal(getattr(batch, name), getattr(known, name)) for name in _KINDS):
+            for name in _KINDS:
                 getattr(self.batch, name).copy_(getattr(batch, name))
             self.at_atoms.copy_(self._embedding())
 
     def fetch(self) -> None:
         """Copy positions and cells to the device; part of a recording."""
-        self.batch.positions.copy_(self._positions, non_blocking=True)
-        self.batch.cell.copy_(self._cell, non_blocking=True)
+        transfer(self._given, self._fetched)
 
     def _embedding(self) -> Tensor:
         """Return the embedding of each atom's system, [n_atoms, channels]."""
-        return self._embed(self.batch)[self.batch.system_idx]
+        with self._around(), torch.no_grad():
+            return self._embed(self.batch)[self.batch.system_idx]
 
     def plan(self, batch: SystemBatch, cutoff: float) -> SearchPlan | None:
         """Return a plan of the search that serves the cells, and put it into its tensor; None if there is none."""
@@ -142,6 +148,13 @@ class _Atoms:
             if self._plan is not None:
                 self.search.plan.copy_(torch.from_numpy(np.ascontiguousarray(self._plan.table)))
         return self._plan
+
+
+def _positions_and_cell(n_atoms: int, n_systems: int, place: Callable[[int], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for positions and cells in one piece, and what of it is which."""
+    whole = place(3 * n_atoms + 9 * n_systems)
+    positions, cell = whole.split([3 * n_atoms, 9 * n_systems])
+    return whole, positions.view(n_atoms, 3), cell.view(n_systems, 3, 3)
 
 
 class _Kept(OrderedDict[Hashable, Made]):
@@ -183,9 +196,25 @@ class BegunStep:
 class SystemSteps:
     """Steps of one network on one device."""
 
-    def __init__(self, network: Network, step: Step, row_format: RowFormat, device: torch.device) -> None:
-        """Begin without recordings."""
+    def __init__(
+        self,
+        network: Network,
+        step: Step,
+        row_format: RowFormat,
+        device: torch.device,
+        around: Around = nullcontext,
+    ) -> None:
+        """Begin without recordings.
+
+        Args:
+            network: The network.
+            step: Its steps.
+            row_format: How rows of edges are stored.
+            device: Where.
+            around: Is set around torch's operations; recordings that are played need nothing.
+        """
         self._network, self._step, self._format, self._device = network, step, row_format, device
+        self._around = around
         self._atoms: _Kept[_Atoms] = _Kept()
         self._searches: _Kept[Recorded[Candidates]] = _Kept()
         self._steps: _Kept[Recorded[Tensor]] = _Kept()
@@ -212,7 +241,8 @@ class SystemSteps:
         """
         sizes = tuple(batch.n_atoms.tolist())
         # The embedding of a system reads its dataset, which is no tensor.
-        atoms = self._atoms.of((sizes, batch.tasks), partial(_Atoms, batch, self._device, self._network))
+        make = partial(_Atoms, batch, self._device, self._network, self._around)
+        atoms = self._atoms.of((sizes, batch.tasks), make)
         atoms.load(batch)
         plan = atoms.plan(batch, self._network.config.cutoff)
         return None if plan is None else self._begun(atoms, plan, weights)
@@ -272,16 +302,17 @@ class SystemSteps:
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _search_of(self, atoms: _Atoms, plan: SearchPlan) -> Recorded[Candidates]:
         config, room = self._network.config, self._room
 
         def work() -> Candidates:
-            atoms.fetch()
-            found = count_edges(atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), room)
-            atoms.summary.copy_(found.summary, non_blocking=True)
-            return found
+            with self._around(), torch.no_grad():
+                atoms.fetch()
+                found = count_edges(atoms.search, plan.n_bins, config.cutoff, _cap(config.max_neighbors), room)
+                transfer(found.summary, atoms.summary)
+                return found
 
         return self._searches.of((atoms, plan.n_bins, room), lambda: Recorded(work, self._device))
 
@@ -289,8 +320,13 @@ class SystemSteps:
         self, atoms: _Atoms, search: Recorded[Candidates], capacity: int, weights: StepWeights
     ) -> Recorded[Tensor]:
         def made() -> Recorded[Tensor]:
-            plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
-            work = partial(self._work, atoms, search, capacity, weights, plan)
+            with self._around():
+                plan = atom_plan(atoms.batch, atoms.batch.n_atoms.tolist(), self._step.energy)
+
+            def work() -> Tensor:
+                with self._around(), torch.no_grad():
+                    return self._work(atoms, search, capacity, weights, plan)
+
             # Almost all memory is that of rows of edges.
             return Recorded(work, self._device, self._workspace, size=capacity)
 
@@ -303,7 +339,8 @@ class SystemSteps:
         batch, candidates = atoms.batch, search.latest
         assert candidates is not None
         found = fill_edges(atoms.search, candidates, capacity)
-        edges = KernelEdges.found(found, self._step.shape, self._network.config.cutoff, self._format)
+        branch = Branch(self._device)
+        edges = KernelEdges.found(found, self._step.shape, self._network.config.cutoff, self._format, branch)
         n_atoms = batch.positions.shape[0]
         inputs = StepInputs(
             batch=batch,
@@ -313,6 +350,7 @@ class SystemSteps:
             atom_segments=(EdgeSegment(0, n_atoms, 0),),
             weights=[weights],
             plan=plan,
+            branch=branch,
         )
         output, gradient = self._step.evaluate(inputs)
         if gradient is None:
@@ -324,7 +362,7 @@ class SystemSteps:
             forces, stress = forces_and_virial(gradient, found.edge_vec, edges.tables, atoms.atom_starts)
         energy = sum_of_systems(output.node_energy.to(torch.float64)[:, None], atoms.atom_starts)
         torch.cat([energy.flatten(), forces.flatten(), stress.flatten()], out=atoms.results)
-        atoms.values.copy_(atoms.results, non_blocking=True)
+        transfer(atoms.results, atoms.values)
         return atoms.results
 
 

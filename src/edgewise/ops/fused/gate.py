@@ -38,14 +38,21 @@ def _with_bias(pointer, bias, column, inside, PLACE: tl.constexpr, HIDDEN: tl.co
 
 
 @triton.jit
+def _place(ROWS: tl.constexpr, LMAX: tl.constexpr):
+    """Return the edges and the degree of a program: all degrees of the last edges first, which products have just written."""
+    program, n_programs = tl.program_id(0), tl.num_programs(0)
+    tile = (n_programs - 1 - program) // (LMAX + 1)
+    return tile.to(tl.int64) * ROWS + tl.arange(0, ROWS), program % (LMAX + 1)
+
+
+@triton.jit
 def _gate(
     before, bias, out, n_live,
     LMAX: tl.constexpr, MMAX: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     COEFFICIENTS: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Activate one degree of a few edges."""
-    edge = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    degree = tl.program_id(1)
+    edge, degree = _place(ROWS, LMAX)
     column = tl.arange(0, BLOCK)
     inside = (edge < tl.load(n_live))[:, None] & (column < HIDDEN)[None, :]
     source = before + edge[:, None] * ((LMAX + COEFFICIENTS) * HIDDEN) + column[None, :]
@@ -84,8 +91,7 @@ def _gate_adjoint(
     COEFFICIENTS: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Make the gradients of one degree of a few edges, before the gate."""
-    edge = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    degree = tl.program_id(1)
+    edge, degree = _place(ROWS, LMAX)
     column = tl.arange(0, BLOCK)
     inside = (edge < tl.load(n_live))[:, None] & (column < HIDDEN)[None, :]
     row = edge[:, None] * ((LMAX + COEFFICIENTS) * HIDDEN) + column[None, :]
@@ -122,8 +128,8 @@ def _constants(shape: MessageShape) -> dict[str, int]:
     }
 
 
-def _grid(edges: EdgeTables, shape: MessageShape) -> tuple[int, int]:
-    return -(-edges.capacity // EDGES), shape.lmax + 1
+def _grid(edges: EdgeTables, shape: MessageShape) -> tuple[int]:
+    return (-(-edges.capacity // EDGES) * (shape.lmax + 1),)
 
 
 def gate(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from edgewise.ops.fused.row_format import RowFormat
+from edgewise.ops.fused.streams import at_once
 from edgewise.ops.reference.edges import EdgeSegment, SO2Weights
 
 
@@ -95,8 +97,11 @@ def _products(
         out = torch.empty(rows.shape[0], n_out, dtype=row_format.results, device=rows.device)
     for segment in segments:
         run = slice(None) if len(segments) == 1 else slice(segment.start, segment.stop)
-        for columns_in, columns_out, matrix in _columns(matrices[segment.weights]):
-            row_format.product(rows[run, columns_in], matrix, out[run, columns_out])
+        products = [
+            partial(row_format.product, rows[run, columns_in], matrix, out[run, columns_out])
+            for columns_in, columns_out, matrix in _columns(matrices[segment.weights])
+        ]
+        at_once(products, rows.device)
     return out
 
 
