@@ -109,6 +109,9 @@ WRITTEN_OUT_FIRST = _entries(1e-11)
 WRITTEN_OUT_SECOND = _entries(1e-10)
 """Their second derivatives, and adjoints through the geometry: sums of sums, of entries that are hundreds."""
 
+FLOAT32_SUM = 1e-6
+"""A sum of products in float32, relative to the sum of its terms' sizes: some roundings of 2^-24 each."""
+
 ROUNDED64 = _entries(1e-13, 1e-15)
 """One formula for a value in float64, without sums."""
 

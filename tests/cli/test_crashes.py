@@ -140,9 +140,14 @@ def started_md(folder: Path, steps: int) -> subprocess.Popen[str]:
     ase.io.write(folder / "cu.xyz", bulk("Cu", cubic=True))
     command = [sys.executable, "-m", "edgewise", "md", "cu.xyz", "--steps", str(steps), "--interval", "2", "-o", "out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    # What a shell runs in the background ignores the interrupt, and so does what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "out.csv").is_file() and len((folder / "out.csv").read_text().splitlines()) > 4:

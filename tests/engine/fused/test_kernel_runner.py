@@ -273,9 +273,9 @@ def test_deterministic_asks_for_what_is_so_anyway() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 def test_direct_stress_repeats(reduce: str) -> None:
-    """Sums over the atoms of several systems have an order too, in this mode and in mode general."""
+    """Sums over the atoms of several systems have an order too, in this mode and in mode general, where it is asked for."""
     for mode in ("fused", "general"):
-        settings = edgewise.InferenceSettings(execution_mode=mode)
+        settings = edgewise.InferenceSettings(execution_mode=mode, deterministic=mode == "general")
         model = Potential(option(f"direct_stress_{reduce}"), device=DEVICE, settings=settings)
         structures = crystals(4)
         for atoms in structures:
@@ -307,11 +307,12 @@ def test_alternating_systems_are_captured_once() -> None:
     runner = model._runner
     assert isinstance(runner, KernelRunner)
     small, large = crystals(2)
-    for n_recorded in (0, 3, 3):
+    # What is done once is not recorded; and the first recording of a larger system throws those of smaller ones away.
+    for n_recorded in (0, 2, 3, 3):
         model.predict(small, "omat")
         model.predict(large, "omat")
         model.predict(water(), "omol")
-        assert runner.n_recorded == n_recorded, "what is done once is not recorded"
+        assert runner.n_recorded == n_recorded
 
 
 @pytest.mark.gpu

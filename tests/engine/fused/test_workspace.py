@@ -44,14 +44,15 @@ def test_recordings_take_what_the_largest_needs_and_no_more() -> None:
     workspace, out = Workspace(), torch.zeros((), device=device)
 
     def work(size: int) -> torch.Tensor:
-        pieces = [torch.ones(count * size * MEBIBYTE, dtype=torch.uint8, device=device) for count in (1, 2)]
+        # Of float32: sums of bytes would be made of copies in a wider type.
+        pieces = [torch.ones(count * size * MEBIBYTE // 4, device=device) for count in (1, 2)]
         return out.copy_(sum(piece.sum() for piece in pieces))
 
     recordings = {size: Recorded(lambda size=size: work(size), device, workspace, size) for size in (100, 140)}
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     for size in (100, 100, 140, 140, 100, 100, 140):
-        assert recordings[size]().item() == 3 * size * MEBIBYTE
+        assert recordings[size]().item() == 3 * size * MEBIBYTE // 4
     assert all(recording.is_recorded for recording in recordings.values())
     torch.cuda.empty_cache()
     taken = (torch.cuda.memory_reserved() - before) / MEBIBYTE

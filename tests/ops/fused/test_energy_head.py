@@ -34,7 +34,8 @@ def run(x: Tensor, tiles: list[tuple[int, int, int]], tables: HeadTables) -> tup
     energy_head(x.float(), table, tables, energy, gradient)
     alone = poisoned(x.shape[0])
     energy_head(x.float(), table, tables, alone, None)
-    assert torch.equal(alone.nan_to_num(7), energy.nan_to_num(7)), "the same energies without gradients"
+    # Without gradients it is another program, in which a compiler may round sums of products once more or less.
+    torch.testing.assert_close(alone, energy, rtol=2e-6, atol=2e-6, equal_nan=True)
     return energy, gradient
 
 

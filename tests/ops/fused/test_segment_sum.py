@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from edgewise.ops.fused.segment_sum import segment_sum
 from tests import tolerances
@@ -20,4 +19,6 @@ def test_rows_and_slices(n_edges: int, channels: int, n_slices: int) -> None:
     found = segment_sum(rows.float(), parts.float(), given.edges, poisoned(7, 9, channels))
     unscaled = rows[:n_edges] / given.scale_of_edge[:, :, None]
     expected = parts.sum(0).index_add(0, given.order.source, unscaled)
-    torch.testing.assert_close(found.double(), expected, **tolerances.FUSED_SUMS)
+    # Sums lose what is small beside their terms.
+    terms = parts.abs().sum(0).index_add(0, given.order.source, unscaled.abs())
+    assert ((found.double() - expected).abs() <= tolerances.FLOAT32_SUM * terms).all()
