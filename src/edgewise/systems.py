@@ -71,6 +71,15 @@ class SystemBatch:
         names = ("positions", "cell", "pbc", "atomic_numbers", "system_idx", "n_atoms", "charge", "spin")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
+    def agrees(self, other: SystemBatch, names: Sequence[str]) -> bool:
+        """Tell whether tensors are the same in another batch on the CPU.
+
+        Args:
+            other: The batch.
+            names: Of the tensors.
+        """
+        return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
+
     def compositions(self) -> list[tuple[tuple[int, int], ...]]:
         """Return for each system its elements and counts, ((Z, count), ...), sorted by Z."""
         numbers = self.atomic_numbers.cpu().numpy()

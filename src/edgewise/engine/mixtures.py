@@ -38,7 +38,6 @@ class Mixtures:
         self._keep = keep
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[Hashable, ModelWeights] = OrderedDict()
-        self._latest: tuple[SystemBatch, tuple[list[ModelWeights], list[int]]] | None = None
         self.n_mixed = 0
 
     @property
@@ -57,8 +56,6 @@ class Mixtures:
         Args:
             batch: The structures, best on the CPU: only new kinds of systems need the device.
         """
-        if self._latest is not None and _same_systems(batch, self._latest[0]):
-            return self._latest[1]
         keys = self._keys(batch)
         distinct = list(dict.fromkeys(keys))
         found = {key: self._kept[key] for key in distinct if key in self._kept}
@@ -69,10 +66,7 @@ class Mixtures:
                     self.n_mixed += 1
         if self._keep or not self._network.config.n_experts:
             self._store(found)
-        result = [found[key] for key in distinct], [distinct.index(key) for key in keys]
-        # What is used is in memory anyway, and most calls are a step on from the last.
-        self._latest = (batch, result) if self._keep else None
-        return result
+        return [found[key] for key in distinct], [distinct.index(key) for key in keys]
 
     def _mixed(self, batch: SystemBatch, number: int) -> ModelWeights:
         """Mix the weights of one system: of what its key says and of nothing else, so that the bits do not depend on it."""
@@ -117,12 +111,6 @@ class Mixtures:
             self._kept.move_to_end(key)
         while len(self._kept) > 1 and self.n_bytes > self._limit_bytes:
             self._kept.popitem(last=False)
-
-
-def _same_systems(batch: SystemBatch, other: SystemBatch) -> bool:
-    """Tell whether batches have the same atoms, charges, spins and tasks, wherever the atoms are."""
-    names = ("n_atoms", "atomic_numbers", "charge", "spin")
-    return batch.tasks == other.tasks and all(torch.equal(getattr(batch, name), getattr(other, name)) for name in names)
 
 
 def _n_bytes(weights: ModelWeights) -> int:

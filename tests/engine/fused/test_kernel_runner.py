@@ -102,6 +102,18 @@ def test_s2_activation_is_refused() -> None:
         Potential(replace(checkpoint, name=name, model_config=config), device=DEVICE, settings=settings)
 
 
+def test_what_the_caller_has_set_does_not_matter() -> None:
+    """While weights are mixed, steps are recorded, and recordings are played."""
+    expected, model = fused().predict(water(), "omol"), fused()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16), torch.inference_mode():
+        assert all(same_bits(model.predict(water(), "omol"), expected) for _ in range(2))
+    charged = water()
+    charged.info["charge"] = 1
+    expected = fused().predict(charged, "omol")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16), torch.inference_mode():
+        assert same_bits(model.predict(charged, "omol"), expected), "the embedding of a charge is made anew"
+
+
 def test_overflow_is_done_again_in_float32() -> None:
     """Values beyond 65504 do not exist in float16: the results are those of float32, and `describe()` says so."""
     checkpoint = overflowing(3e5)

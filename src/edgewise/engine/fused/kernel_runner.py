@@ -14,6 +14,7 @@ from edgewise.engine.fused.kernel_edges import KernelEdges
 from edgewise.engine.fused.kernel_nodes import KernelNodes
 from edgewise.engine.fused.runner import FusedRunner
 from edgewise.engine.fused.system_steps import MOST_KEPT, RawOutputs, SystemSteps, sum_of_systems
+from edgewise.engine.fused.weights import StepWeights
 from edgewise.engine.runner import Outputs
 from edgewise.engine.scales import OutputScales
 from edgewise.errors import EdgewiseWarning
@@ -40,6 +41,10 @@ HIGHEST = FLOAT32
 
 
 _OF_SIZES = ("cell", "pbc", "n_atoms")
+"""What sizes depend on where all axes are periodic."""
+
+_OF_WEIGHTS = ("n_atoms", "atomic_numbers", "charge", "spin")
+"""What mixtures of experts depend on, beside the tasks."""
 
 
 class KernelRunner(FusedRunner):
@@ -66,6 +71,7 @@ class KernelRunner(FusedRunner):
         )
         self.n_redone = 0
         self._checked: SystemBatch | None = None
+        self._latest: tuple[SystemBatch, tuple[list[StepWeights], list[int]]] | None = None
         self._given_scales = scales
         self._padding: float | None = None
         self._higher: KernelRunner | None = None
@@ -123,9 +129,7 @@ class KernelRunner(FusedRunner):
     def run(self, batch: SystemBatch) -> Outputs:
         """See `Runner.run`."""
         self._check_sizes(batch)
-        with torch.no_grad():
-            mixed, weights_of_system = self.mixtures.for_batch(batch)
-        weights = [self._prepared(item) for item in mixed]
+        weights, weights_of_system = self._weights(batch)
         # Runs of edges with weights of their own have bounds that a recorded step could not follow.
         alike = len(weights) == 1 and self.finds_neighbors
         begun = self._steps.begin(batch, weights[0]) if alike else None
@@ -146,11 +150,23 @@ class KernelRunner(FusedRunner):
                 return self._direct_outputs(batch, output, scales)
             return self._conservative_outputs(batch, edges, output.node_energy, gradient, scales)
 
+    def _weights(self, batch: SystemBatch) -> tuple[list[StepWeights], list[int]]:
+        """Return the distinct weights of a batch and, for each system, the number of those it uses; the latest are kept."""
+        if self._latest is not None:
+            known, found = self._latest
+            if batch.tasks == known.tasks and batch.agrees(known, _OF_WEIGHTS):
+                return found
+        with self._call(), torch.no_grad():
+            mixed, of_system = self.mixtures.for_batch(batch)
+            found = [self._prepared(item) for item in mixed], of_system
+        # Most calls are a step on from the last.
+        self._latest = batch, found
+        return found
+
     def _check_sizes(self, batch: SystemBatch) -> None:
         """See `check_sizes`; where all axes are periodic it is the cell that counts, which seldom changes."""
         known = self._checked
-        same = known is not None and all(torch.equal(getattr(batch, name), getattr(known, name)) for name in _OF_SIZES)
-        if not same or not batch.pbc.all():
+        if known is None or not batch.agrees(known, _OF_SIZES) or not batch.pbc.all():
             check_sizes(batch, self.network.config.cutoff)
             self._checked = batch
 

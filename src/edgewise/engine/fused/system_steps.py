@@ -122,7 +122,7 @@ class _Atoms:
         self._positions.copy_(batch.positions)
         self._cell.copy_(batch.cell)
         known = self._loaded
-        if known is None or not all(torch.equal(getattr(batch, name), getattr(known, name)) for name in _KINDS):
+        if known is None or not batch.agrees(known, _KINDS):
             for name in _KINDS:
                 getattr(self.batch, name).copy_(getattr(batch, name))
             self.at_atoms.copy_(self._embedding())
@@ -139,7 +139,7 @@ class _Atoms:
     def plan(self, batch: SystemBatch, cutoff: float) -> SearchPlan | None:
         """Return a plan of the search that serves the cells, and put it into its tensor; None if there is none."""
         known, self._loaded = self._loaded, batch
-        if known is not None and torch.equal(batch.cell, known.cell) and torch.equal(batch.pbc, known.pbc):
+        if known is not None and batch.agrees(known, ("cell", "pbc")):
             return self._plan
         cells = batch.cell.numpy()
         same_axes = known is not None and torch.equal(batch.pbc, known.pbc)

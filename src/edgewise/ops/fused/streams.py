@@ -8,6 +8,7 @@ fills them. Results are the same to the bit. A CUDA graph that records the work 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -90,12 +91,18 @@ class Branch:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def _has_streams(device: torch.device) -> bool:
-    return device.type == "cuda" and _SIDE_BY_SIDE.get()
+def _stream(device: torch.device, priority: int, number: int) -> torch.cuda.Stream:
+    """Return one of a few streams; `number` tells those of a priority apart.
+
+    Each thread has its own: what another puts into a stream that is being recorded would become part of the recording.
+    """
+    return _stream_of_thread(device, priority, number, threading.get_ident())
 
 
 @functools.cache
-def _stream(device: torch.device, priority: int, number: int) -> torch.cuda.Stream:
-    """Return one of a few streams; `number` tells those of a priority apart."""
-    del number
+def _stream_of_thread(device: torch.device, priority: int, *_: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=priority)
+
+
+def _has_streams(device: torch.device) -> bool:
+    return device.type == "cuda" and _SIDE_BY_SIDE.get()
